@@ -1,0 +1,99 @@
+"""Run an answer on cases, and give what happened as plain data.
+
+This is all that a sandbox has to do with a learner's code: it needs the cases and the names of
+what the answer must not call, and no expected value. Whatever the answer does, an outcome comes
+back: a value, or what it raised and on which line. What it prints is kept apart, so that a
+warning on stderr costs nobody a point.
+"""
+
+import contextlib
+import copy
+import io
+import linecache
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from course_lib.checks.exercise import Answer, Case, call
+from course_lib.checks.plain import NotPlain, Plain, plain
+
+
+@dataclass(frozen=True)
+class Raised:
+    """What an answer raised: the exception's type and message, and the learner's own line."""
+
+    type: str
+    message: str
+    line: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an answer did with one case. Plain data throughout."""
+
+    value: Plain = None
+    raised: Raised | None = None
+    off_limits: str = ""
+    printed: str = ""
+
+
+def outcomes(
+    answer: Answer,
+    cases: Sequence[Case],
+    run: Callable[[Answer, Case], object] = call,
+    off_limits: Sequence[str] = (),
+) -> list[Outcome]:
+    """One Outcome for each case, in order. Only KeyboardInterrupt and SystemExit get through."""
+    return [_outcome(answer, case, run, off_limits) for case in cases]
+
+
+def _outcome(answer: Answer, case: Case, run: Callable, off_limits: Sequence[str]) -> Outcome:
+    printed = io.StringIO()
+    value, raised = None, None
+    with (
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(printed),
+        warnings.catch_warnings(),
+        _watch(off_limits) as called,
+    ):
+        warnings.simplefilter("ignore")
+        try:
+            value = plain(run(answer, Case(case.name, copy.deepcopy(case.args), case.part)))
+        except NotPlain as error:
+            raised = Raised("NotPlain", str(error))
+        except Exception as error:
+            raised = Raised(type(error).__name__, str(error), _line(error, answer))
+    return Outcome(value, raised, called[0] if called else "", printed.getvalue()[-2000:])
+
+
+@contextlib.contextmanager
+def _watch(off_limits: Sequence[str]):
+    """Collect the names in `off_limits` that are called, under whatever alias."""
+    called: list[str] = []
+    names = set(off_limits)
+
+    def profile(frame, event, _):
+        if event == "call":
+            name = f"{frame.f_globals.get('__name__')}:{frame.f_code.co_qualname}"
+            if name in names:
+                called.append(name)
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        yield called
+    finally:
+        sys.setprofile(before)
+
+
+def _line(error: BaseException, answer: Answer) -> str:
+    """The last line of the answer's own file that the exception passed through."""
+    own = getattr(getattr(answer, "__code__", None), "co_filename", None)
+    lines = [
+        (frame.lineno, linecache.getline(frame.filename, frame.lineno).strip())
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == own
+    ]
+    return f"line {lines[-1][0]}: {lines[-1][1]}" if lines else ""

@@ -1,0 +1,76 @@
+"""Comparisons of plain data. Each gives None when equal, else where and how the two differ."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+Compare = Callable[[object, object], str | None]
+
+
+def exactly(expected: object, got: object) -> str | None:
+    """Integers, strings and their containers must be equal; 24.0 is accepted for 24."""
+    return _compare(expected, got, rtol=0.0, atol=0.0, where="")
+
+
+def close(rtol: float = 1e-6, atol: float = 0.0) -> Compare:
+    """Numbers must agree within a tolerance: relative to the expected one, or absolute."""
+
+    def compare(expected: object, got: object) -> str | None:
+        return _compare(expected, got, rtol=rtol, atol=atol, where="")
+
+    return compare
+
+
+def _compare(expected, got, *, rtol, atol, where) -> str | None:
+    if isinstance(expected, list) and isinstance(got, list):
+        if len(expected) != len(got):
+            return f"{where or 'the answer'} has {len(got)} items, not {len(expected)}"
+        pairs = [
+            (f"{where}[{i}]", e, g) for i, (e, g) in enumerate(zip(expected, got, strict=True))
+        ]
+    elif isinstance(expected, dict) and isinstance(got, dict):
+        if expected.keys() != got.keys():
+            return f"{where or 'the answer'} has the keys {sorted(got)}, not {sorted(expected)}"
+        pairs = [(f"{where}[{key!r}]", value, got[key]) for key, value in expected.items()]
+    else:
+        return _compare_leaves(expected, got, rtol=rtol, atol=atol, where=where)
+    for name, e, g in pairs:
+        if difference := _compare(e, g, rtol=rtol, atol=atol, where=name):
+            return difference
+    return None
+
+
+def _compare_leaves(expected, got, *, rtol, atol, where) -> str | None:
+    name = where or "the answer"
+    if got is None and expected is not None:
+        return f"{name} is None: is there a return?"
+    if isinstance(expected, np.ndarray) or isinstance(got, np.ndarray):
+        return _compare_arrays(np.asarray(expected), np.asarray(got), rtol, atol, name)
+    if _is_number(expected) and _is_number(got):
+        equal = expected == got or (
+            (rtol > 0 or atol > 0) and math.isclose(expected, got, rel_tol=rtol, abs_tol=atol)
+        )
+    else:
+        equal = type(expected) is type(got) and expected == got
+    return None if equal else f"{name} is {show(got)}, not {show(expected)}"
+
+
+def _compare_arrays(expected, got, rtol, atol, name) -> str | None:
+    if expected.shape != got.shape:
+        return f"{name} has shape {got.shape}, not {expected.shape}"
+    if got.dtype.kind not in "biuf" or not np.allclose(got, expected, rtol=rtol, atol=atol):
+        return f"{name} has the right shape but other values"
+    return None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def show(value: object) -> str:
+    """A value as a learner reads it: thousands separated, long things cut."""
+    if _is_number(value):
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+    text = repr(value)
+    return text if len(text) <= 200 else text[:197] + "…"

@@ -1,0 +1,149 @@
+"""Judge an answer's outcomes: which parts hold, and which idea went wrong where one does not.
+
+The judge sees plain data only. It runs the reference and, where something differs, the
+misconceptions on the same cases; the misconception whose outcomes are the learner's gives the
+sentence.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from course_lib.checks.answering import Outcome, outcomes
+from course_lib.checks.comparison import show
+from course_lib.checks.exercise import Case, Exercise, Misconception
+
+LIBRARY = "calls the library"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of an exercise: what it is worth, and how many of its cases hold."""
+
+    name: str
+    points: int
+    held: int
+    cases: int
+
+    @property
+    def passed(self) -> bool:
+        return self.held == self.cases
+
+
+@dataclass(frozen=True)
+class Report:
+    """The verdict on one answer. `sentence` is about the idea; `failing` is the smallest case."""
+
+    exercise: str
+    title: str
+    points: int
+    score: int
+    parts: tuple[Part, ...]
+    sentence: str = ""
+    further: str = ""
+    misconception: str = ""
+    failing: str = ""
+    difference: str = ""
+    printed: str = ""
+    seed: int = 0
+
+    @property
+    def passed(self) -> bool:
+        return self.score == self.points
+
+    def to_dict(self) -> dict:
+        """Plain data, for a notebook's output, a progress file or a gradebook."""
+        return asdict(self) | {"passed": self.passed}
+
+
+def judge(exercise: Exercise, seed: int, cases: Sequence[Case], got: Sequence[Outcome]) -> Report:
+    """Compare what an answer did on `cases` with what it should have done."""
+    expected = outcomes(exercise.reference, cases, exercise.run)
+    differences = [_difference(exercise, e, g) for e, g in zip(expected, got, strict=True)]
+    held = [difference is None for difference in differences]
+    library = next((outcome.off_limits for outcome in got if outcome.off_limits), "")
+    parts = tuple(
+        Part(name, points, *_count(name, cases, held)) for name, points in exercise.points.items()
+    )
+    score = 0 if library else sum(part.points for part in parts if part.passed)
+    about = dict(exercise=exercise.id, title=exercise.title, points=exercise.total, seed=seed)
+    if library:
+        return Report(**about, score=0, parts=parts, **_library_words(library))
+    if all(held):
+        return Report(**about, score=score, parts=parts)
+    first = held.index(False)
+    return Report(
+        **about,
+        score=score,
+        parts=parts,
+        **_words(exercise, cases, got, held, first),
+        failing=_call_words(cases[first]),
+        difference=differences[first],
+        printed=got[first].printed,
+    )
+
+
+def _difference(exercise: Exercise, expected: Outcome, got: Outcome) -> str | None:
+    if expected.raised:  # the reference must not fail: that would be the course's defect
+        raise RuntimeError(f"the reference of {exercise.id} raised {expected.raised}")
+    if got.raised:
+        at = f" ({got.raised.line})" if got.raised.line else ""
+        return f"it raised {got.raised.type}: {got.raised.message}{at}"
+    return exercise.compare(expected.value, got.value)
+
+
+def _count(part: str, cases: Sequence[Case], held: Sequence[bool]) -> tuple[int, int]:
+    mine = [ok for case, ok in zip(cases, held, strict=True) if case.part == part]
+    return sum(mine), len(mine)
+
+
+def _words(exercise, cases, got, held, first) -> dict[str, str]:
+    """The sentence about the idea, and the hint behind it."""
+    raised = got[first].raised
+    if raised and raised.type == "NotImplementedError":
+        return {"sentence": f"Not solved yet: {exercise.task}", "further": exercise.nudge}
+    if found := _explain(exercise, cases, got, held, first):
+        return {
+            "sentence": found.hint,
+            "further": found.further or exercise.nudge,
+            "misconception": found.name,
+        }
+    if raised:
+        return {"sentence": "Your function raised an error.", "further": exercise.nudge}
+    return {
+        "sentence": "The answer differs from the reference on the case below.",
+        "further": exercise.nudge,
+    }
+
+
+def _explain(exercise, cases, got, held, first) -> Misconception | None:
+    """The misconception that gives the learner's outcome on every case; failing that, one that
+    does so on the failing cases of the first part that fails."""
+    everywhere = sorted(zip(cases, got, held, strict=True), key=lambda each: each[2])
+    part = [each for each in everywhere if not each[2] and each[0].part == cases[first].part]
+    for these in (everywhere, part):
+        for wrong in exercise.misconceptions:
+            if all(_same(exercise, wrong, case, outcome) for case, outcome, _ in these):
+                return wrong
+    return None
+
+
+def _same(exercise: Exercise, misconception: Misconception, case: Case, got: Outcome) -> bool:
+    (wrong,) = outcomes(misconception.answer, [case], exercise.run)
+    if wrong.raised or got.raised:
+        return (wrong.raised and wrong.raised.type) == (got.raised and got.raised.type)
+    return exercise.compare(wrong.value, got.value) is None
+
+
+def _library_words(name: str) -> dict[str, str]:
+    function = name.split(":")[-1]
+    return {
+        "sentence": f"Your answer calls the course's own `{function}`, which is what is asked of "
+        "you here: write it yourself.",
+        "further": "Use the library to compare with afterwards; this check scores your own code.",
+        "misconception": LIBRARY,
+    }
+
+
+def _call_words(case: Case) -> str:
+    arguments = ", ".join(show(argument) for argument in case.args)
+    return f"{case.name}: called with ({arguments})" if case.args else case.name

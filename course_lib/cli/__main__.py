@@ -1,0 +1,5 @@
+"""`python -m course_lib.cli` is `course`."""
+
+from course_lib.cli import main
+
+main()

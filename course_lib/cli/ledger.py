@@ -1,0 +1,108 @@
+"""`course ledger`: what a job holds on each rank, from arithmetic alone.
+
+It answers at once, so it stays with the pure floors; even rich is imported for the table alone.
+What later lessons add to the ledger is named as not counted yet, and is absent from the JSON.
+"""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+from typer import Option
+
+from course_lib import specs
+from course_lib.errors import CourseError
+from course_lib.ledger import COLOURS, Ledger, gib, model_states
+from course_lib.ledger.table import HEAD, notes, rows, title
+
+NOT_COUNTED = (
+    "Not counted yet: activations, gather and reduce buffers, logits, the allocator's reserve, "
+    "and communication."
+)
+
+
+def _names(names) -> str:
+    return ", ".join(names) + "."
+
+
+def ledger(
+    model: Annotated[str, Option(metavar="NAME", help=_names(specs.models()))] = "",
+    config: Annotated[str, Option(metavar="PATH", help="A Hugging Face config.json.")] = "",
+    strategy: Annotated[str, Option(metavar="NAME", help=_names(specs.SHARDED))] = "ddp",
+    gpus: Annotated[int, Option(help="Ranks, one to a GPU.")] = 1,
+    gpus_per_node: Annotated[int, Option(help="What hsdp shards over.")] = 8,
+    gpu: Annotated[str, Option(metavar="NAME", help=_names(specs.gpus()))] = "h100-sxm-80",
+    precision: Annotated[
+        str, Option(metavar="NAME", help=_names(specs.PRECISIONS))
+    ] = specs.Recipe.precision,
+    optimizer: Annotated[
+        str, Option(metavar="NAME", help=_names(specs.OPTIMIZERS))
+    ] = specs.Recipe.optimizer,
+    micro_batch: Annotated[int, Option(help="Sequences per rank at a time.")] = 1,
+    seq_len: Annotated[int, Option(help="Tokens in a sequence.")] = 2048,
+    grad_accum: Annotated[int, Option(help="Micro-batches per optimizer step.")] = 1,
+    checkpointing: Annotated[
+        str, Option(metavar="NAME", help=_names(specs.CHECKPOINTING))
+    ] = "none",
+    wrap: Annotated[str, Option(help="layer, model, or N-params: what is gathered at once.")] = (
+        "layer"
+    ),
+    reshard_after_forward: Annotated[
+        bool, Option(help="Free gathered parameters after the forward pass.")
+    ] = True,
+    offload: Annotated[
+        str, Option(metavar="NAME", help="To the host: " + _names(specs.OFFLOADED))
+    ] = "none",
+    trainable: Annotated[float, Option(help="Fraction that is not frozen, 0 to 1.")] = 1.0,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Predict the bytes that a job's model states take on the rank that holds most."""
+    spec = _model(model, config)
+    recipe = specs.Recipe(
+        precision, optimizer, micro_batch, seq_len, grad_accum, checkpointing, trainable
+    )
+    plan = specs.Strategy(strategy, gpus, gpus_per_node, wrap, reshard_after_forward, offload)
+    device = specs.gpu(gpu)
+    predicted = model_states(spec, recipe, plan)
+    if as_json:
+        job = {"model": spec.name, "strategy": strategy, "gpu": gpu}
+        job |= asdict(plan) | asdict(recipe) | ({"config": config} if config else {})
+        del job["name"]  # the plan's: it is the strategy
+        print(json.dumps({"job": job, **predicted.to_dict()}, indent=2))
+    else:
+        _print_table(predicted, device)
+
+
+def _model(model: str, config: str) -> specs.ModelSpec:
+    if bool(model) == bool(config):
+        given = "both a model and a config" if model else "neither a model nor a config"
+        raise CourseError(
+            f"You gave {given}: name one of them, with --model NAME or --config config.json."
+        )
+    return specs.model(model) if model else specs.read_config(config)
+
+
+def _print_table(predicted: Ledger, device: specs.Gpu) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column(HEAD[0])
+    for heading in HEAD[1:]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows(predicted):
+        what, *numbers = row.cells
+        swatch = f"[{COLOURS[row.category]}]\N{BLACK SQUARE}[/] " if row.category else "  "
+        table.add_row(swatch + what, *numbers, style="bold" if row.category or row.total else "")
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(title(predicted), table, *notes(predicted), sep="\n")
+    console.print(_verdict(predicted.total, device))
+    console.print(NOT_COUNTED)
+
+
+def _verdict(total: int, device: specs.Gpu) -> str:
+    """Do the model states alone fit, and by what margin?"""
+    room = device.memory_bytes
+    outcome = f"fit, {gib(room - total)} to spare" if total <= room else "do not fit"
+    outcome += f", {gib(total - room)} too much" if total > room else ""
+    return f"Model states of {gib(total)} in the {gib(room)} of {device.name}: {outcome}."

@@ -1,0 +1,23 @@
+"""A job's memory, in bytes per rank, from arithmetic alone.
+
+    model_states(model, recipe, strategy)     parameters, gradients, optimizer states
+
+gives a Ledger, which draws itself. `palette` has the colours that the whole course uses.
+"""
+
+from course_lib.ledger.ledger import Ledger, Line
+from course_lib.ledger.palette import CATEGORIES, COLOURS, LABELS
+from course_lib.ledger.states import model_states
+from course_lib.specs.units import gb, gib, human
+
+__all__ = [
+    "CATEGORIES",
+    "COLOURS",
+    "LABELS",
+    "Ledger",
+    "Line",
+    "gb",
+    "gib",
+    "human",
+    "model_states",
+]

@@ -1,0 +1,37 @@
+"""Live bytes of a training job's model states, read from the tensors' storages themselves.
+
+A storage is the block of memory behind a tensor. Two tensors can share one (tied weights, views
+of a flat buffer), so bytes are counted by storage, each once, whole.
+"""
+
+from collections.abc import Iterable
+
+import torch
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the distinct storages behind `tensors`."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def model_state_bytes(model: torch.nn.Module, optimizer) -> dict[str, int]:
+    """Live bytes of parameters, gradients and optimizer states.
+
+    `optimizer` is a torch optimizer, or anything with a `state_tensors()` that lists what it holds.
+    Gradients are counted as they are now: after backward, before they are set to None.
+    """
+    parameters = list(model.parameters())
+    return {
+        "parameters": storage_bytes(parameters),
+        "gradients": storage_bytes(p.grad for p in parameters if p.grad is not None),
+        "optimizer_states": storage_bytes(state_tensors(optimizer)),
+    }
+
+
+def state_tensors(optimizer) -> list[torch.Tensor]:
+    """Every tensor that an optimizer holds, step counters included."""
+    if hasattr(optimizer, "state_tensors"):
+        return optimizer.state_tensors()
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    return [value for value in states if isinstance(value, torch.Tensor)]

@@ -1,0 +1,155 @@
+"""The processes of one run: started, watched, asked where they are, ended.
+
+Each rank has a pipe to the parent. The parent waits on pipes and processes together, so it learns
+at once that a rank has reported or died; it never writes, and to close a pipe is to send its rank
+away.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing import connection, forkserver
+from multiprocessing.process import BaseProcess
+
+from course_lib.ranks import stack
+from course_lib.ranks.protocol import Died, Job, Outcome, Returned, Unfinished
+
+GRACE = 1.0  # seconds for the others to report, once a rank has failed
+ANSWER = 0.5  # seconds for a rank at work to say where
+LEAVING = 0.5  # seconds to leave before a rank is killed
+
+_starting = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Member:
+    """A rank as the parent sees it."""
+
+    rank: int
+    process: BaseProcess
+    pipe: connection.Connection
+
+
+class Crew:
+    """The ranks of a job. Whoever calls `start` calls `end`, whatever happens in between."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.members: list[Member] = []
+
+    def start(self) -> None:
+        """Start one fresh process for each rank."""
+        from course_lib.ranks import rank as ranks_half  # loads torch
+
+        context = multiprocessing.get_context("forkserver")
+        for rank in range(self.job.world_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=ranks_half.main,
+                args=(rank, self.job, theirs),
+                name=f"rank {rank} of {self.job.world_size}",
+            )
+            with _main_hidden():
+                process.start()
+            self.members.append(Member(rank, process, ours))
+            theirs.close()
+
+    def outcomes(self) -> list[Outcome]:
+        """What became of each rank, in rank order, at the latest soon after the job's deadline.
+
+        The first failure brings the deadline forward.
+        """
+        found: dict[int, Outcome] = {}
+        deadline = time.monotonic() + self.job.timeout
+        while missing := [member for member in self.members if member.rank not in found]:
+            sources = [source for m in missing for source in (m.pipe, m.process.sentinel)]
+            ready = connection.wait(sources, max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for member in missing:
+                if member.pipe in ready or member.process.sentinel in ready:
+                    found[member.rank] = _receive(member)
+                    if not isinstance(found[member.rank], Returned):
+                        deadline = min(deadline, time.monotonic() + GRACE)
+        found |= self._locate(missing)
+        return [found[member.rank] for member in self.members]
+
+    def end(self) -> None:
+        """End all ranks and whatever they started."""
+        for member in self.members:
+            member.pipe.close()
+        until = time.monotonic() + LEAVING
+        for member in self.members:
+            member.process.join(max(0.0, until - time.monotonic()))
+        for member in self.members:
+            member.process.kill()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(member.process.pid, signal.SIGKILL)
+            member.process.join()
+            member.process.close()
+
+    def _locate(self, at_work: list[Member]) -> dict[int, Unfinished]:
+        """Ask ranks where they are. A rank can be asked once its file has a first line."""
+        stacks = {member.rank: () for member in at_work}
+        asked = [m for m in at_work if "\n" in _text(self.job.where(m.rank))]
+        for member in asked:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member.process.pid, signal.SIGUSR1)
+        until = time.monotonic() + ANSWER
+        while asked and time.monotonic() < until:
+            time.sleep(0.01)
+            for member in list(asked):
+                stacks[member.rank], whole = stack.dumped(_text(self.job.where(member.rank)))
+                if whole:
+                    asked.remove(member)
+        return {rank: Unfinished(frames) for rank, frames in stacks.items()}
+
+
+def warm_up() -> None:
+    """Start the process that forks ranks, if it is not running, without waiting for it.
+
+    It takes some seconds to load torch; a first `run` that comes later finds that done.
+    """
+    with _main_hidden():
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["course_lib.ranks.preload"])
+        forkserver.ensure_running()
+
+
+def _receive(member: Member) -> Outcome:
+    """The report of a rank that has sent one, or else of one that is dead."""
+    with contextlib.suppress(EOFError, OSError):
+        if member.pipe.poll():
+            return member.pipe.recv()
+    member.process.join(LEAVING)
+    return Died(member.process.exitcode)
+
+
+def _text(path: os.PathLike) -> str:
+    try:
+        with open(path, errors="replace") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
+@contextlib.contextmanager
+def _main_hidden() -> Iterator[None]:
+    """A new process would import this one's `__main__` again, and so run the script again.
+
+    Nobody needs that: what `__main__` defines travels by value.
+    """
+    with _starting:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main

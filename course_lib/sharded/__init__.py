@@ -1,0 +1,1 @@
+"""The teaching implementations: written to be read, proven against PyTorch's own."""

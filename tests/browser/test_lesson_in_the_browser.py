@@ -1,0 +1,82 @@
+"""Lesson 01 in JupyterLab, as a learner works through it.
+
+Set COURSE_SCREENSHOTS to a folder to keep pictures of what the test sees.
+"""
+
+import os
+from pathlib import Path
+
+CHECK = "01-block"
+SOLUTION = """def block_parameters(config):
+    h, i = config["hidden_size"], config["intermediate_size"]
+    kv = h * config["num_key_value_heads"] // config["num_attention_heads"]
+    return 2 * h * h + 2 * h * kv + 3 * h * i + 2 * h
+"""
+BUSY = 240_000  # ms, for the slowest cell on two cores
+
+
+def picture(page, name: str) -> None:
+    if folder := os.environ.get("COURSE_SCREENSHOTS"):
+        page.screenshot(path=Path(folder) / f"{name}.png")
+
+
+def open_lesson(page, lab: str, name: str) -> None:
+    page.goto(f"{lab}/lab/tree/{name}/{name}.ipynb", timeout=BUSY)
+    page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=BUSY)
+    idle = '.jp-Notebook-ExecutionIndicator[data-status="idle"]'
+    page.wait_for_selector(idle, timeout=BUSY)
+
+
+def run_all(page) -> None:
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+
+
+def cell_with(page, text: str):
+    return page.locator(".jp-Notebook .jp-CodeCell").filter(has_text=text).first
+
+
+def test_lesson_01_runs_its_explorer_moves_and_a_check_turns(page, lab):
+    open_lesson(page, lab, "01_memory_ledger")
+    run_all(page)
+
+    # Run All: the receipt at the end is there, although every exercise is still unsolved.
+    last = page.get_by_text("bf16 AdamW with fp32 master weights, in bytes")
+    last.wait_for(timeout=BUSY, state="attached")
+    assert page.get_by_text("The receipt balances: difference 0.").count() == 2
+    picture(page, "lesson_01_after_run_all")
+
+    # The explorer: its figure and its table follow the slider.
+    explorer = cell_with(page, "explorers.memory_ledger")
+    explorer.scroll_into_view_if_needed()
+    figure, table = explorer.locator("img").first, explorer.locator("table").first
+    before = figure.get_attribute("src"), table.inner_text()
+    slider = explorer.get_by_role("slider").first
+    slider.focus()
+    for _ in range(3):
+        slider.press("ArrowRight")
+    page.wait_for_function(
+        "([img, src]) => img.src !== src", arg=[figure.element_handle(), before[0]], timeout=30_000
+    )
+    assert table.inner_text() != before[1]
+    picture(page, "lesson_01_explorer")
+
+    # A check that fails says so; the exercise is solved; the check passes.
+    check = cell_with(page, f'check("{CHECK}"')
+    check.scroll_into_view_if_needed()
+    assert "Not solved yet" in check.inner_text()
+    exercise = cell_with(page, "def block_parameters(config)")
+    exercise.locator(".cm-content").click()
+    page.keyboard.press("Control+a")
+    page.keyboard.insert_text(SOLUTION)
+    page.keyboard.press("Shift+Enter")
+    check.locator(".cm-content").click()
+    page.keyboard.press("Control+Enter")
+    check.get_by_text("passed, 3 points").wait_for(timeout=BUSY)
+    picture(page, "lesson_01_solved")
+
+
+def test_lesson_00_is_the_start_page(page, lab):
+    page.goto(f"{lab}/lab", timeout=BUSY)
+    page.get_by_role("heading", name="00 · Start here").wait_for(timeout=BUSY)
+    picture(page, "lesson_00_start")

@@ -1,0 +1,49 @@
+"""`course reset` and `course lab`: what they say and do on the command line."""
+
+import pytest
+
+from course_lib.cli import lab, workspace
+from course_lib.errors import CourseError
+
+
+def test_reset_says_where_the_old_work_is(root, course):
+    workspace.seed(root)
+    mine = root / "work/01_memory_ledger/01_memory_ledger.ipynb"
+    mine.write_text("mine")
+    result = course("reset", "01")
+    assert result.exit_code == 0
+    assert "is kept as work/01_memory_ledger/01_memory_ledger.2" in result.stdout
+    assert mine.read_text() != "mine"
+
+
+def test_reset_beside_leaves_the_work(root, course):
+    workspace.seed(root)
+    mine = root / "work/01_memory_ledger/01_memory_ledger.ipynb"
+    mine.write_text("mine")
+    result = course("reset", "01", "--beside")
+    assert result.exit_code == 0
+    assert "01_memory_ledger.new-2" in result.stdout
+    assert mine.read_text() == "mine"
+
+
+def test_reset_of_an_unknown_lesson_is_bad_input(root, course):
+    with pytest.raises(CourseError, match="There is no lesson '42'"):
+        course("reset", "42")
+
+
+def test_lab_opens_the_first_lesson_and_passes_options_on(root, course, monkeypatch):
+    from jupyterlab.labapp import LabApp
+
+    launched = []
+    monkeypatch.setattr(LabApp, "launch_instance", lambda argv: launched.extend(argv))
+    result = course("lab", "--no-browser", "--port", "8899")
+    assert result.exit_code == 0
+    assert launched[-3:] == ["--no-browser", "--port", "8899"]
+    assert f"--ServerApp.root_dir={root / 'work'}" in launched
+    assert "--LabApp.default_url=/lab/tree/00_start_here/00_start_here.ipynb" in launched
+    assert (root / "work/00_start_here/00_start_here.ipynb").exists()
+
+
+def test_lab_without_lessons_still_opens(tmp_path):
+    (tmp_path / "notebooks").mkdir()
+    assert "--LabApp.default_url=/lab" in lab.arguments(tmp_path, [])
