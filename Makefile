@@ -1,10 +1,11 @@
 # Thin: an environment is set up once, then each target is one call. `make` alone lists them.
 #
-# LAB_ARGS, TEST_ARGS, BUILD_ARGS and BENCH_ARGS are passed on. PYTHON names another Python,
-# PIP_ARGS goes to pip (another index, say), COURSE_VENV puts the environment elsewhere.
+# LAB_ARGS, TEST_ARGS and BUILD_ARGS are passed on; BENCH names some of the benchmarks. PYTHON is
+# another Python, PIP_ARGS goes to pip (another index, say), COURSE_VENV is where to set up.
 
 PYTHON ?= python3
 COURSE_VENV ?= .venv
+BENCH ?= $(wildcard benchmarks/*.py)
 BIN := $(COURSE_VENV)/bin
 # .venv is 1.8 GiB with a CPU build of torch; pip unpacks and caches as much again on the way.
 MIN_FREE_GIB ?= 4
@@ -27,7 +28,7 @@ build: $(COURSE_VENV)/.ready ## build the notebooks from solutions/*.py
 	@$(BIN)/course build $(BUILD_ARGS)
 
 bench: $(COURSE_VENV)/.ready ## measure the figures in the README
-	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+	@for file in $(BENCH); do echo "$$file"; $(BIN)/python "$$file" || exit; done
 
 # A stamp is written last: an interrupted set-up starts again, a finished one is not repeated.
 $(COURSE_VENV)/.ready: pyproject.toml requirements.lock

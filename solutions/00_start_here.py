@@ -181,9 +181,9 @@ check("00-sum", global_sum)
 
 # %% tags=["raises-exception", "nbval-ignore-output"]
 def broken_average(grad):
-    total = grad.clone()
-    dist.all_reduce(total)
-    return total
+    everyones = grad.clone()
+    dist.all_reduce(everyones)
+    return everyones
 
 
 check("00-average", broken_average, seed=0)
@@ -203,9 +203,9 @@ def average_gradient(grad):
     Returns a tensor of that shape: with [1.] and [3.] on two ranks, both return [2.].
     """
     ### BEGIN SOLUTION
-    total = grad.clone()
-    dist.all_reduce(total)
-    return total / dist.get_world_size()
+    average = grad / dist.get_world_size()
+    dist.all_reduce(average)
+    return average
     ### END SOLUTION
 
 

@@ -14,7 +14,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from course_lib.checks.exercise import Answer, Case, call
 from course_lib.checks.plain import NotPlain, Plain, plain
@@ -60,7 +60,7 @@ def _outcome(answer: Answer, case: Case, run: Callable, off_limits: Sequence[str
     ):
         warnings.simplefilter("ignore")
         try:
-            value = plain(run(answer, Case(case.name, copy.deepcopy(case.args), case.part)))
+            value = plain(run(answer, replace(case, args=copy.deepcopy(case.args))))
         except NotPlain as error:
             raised = Raised("NotPlain", str(error))
         except Exception as error:

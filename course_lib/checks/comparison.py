@@ -27,18 +27,23 @@ def _compare(expected, got, *, rtol, atol, where) -> str | None:
         if len(expected) != len(got):
             return f"{where or 'the answer'} has {len(got)} items, not {len(expected)}"
         pairs = [
-            (f"{where}[{i}]", e, g) for i, (e, g) in enumerate(zip(expected, got, strict=True))
+            (_inside(where, f"item {i}"), e, g)
+            for i, (e, g) in enumerate(zip(expected, got, strict=True))
         ]
     elif isinstance(expected, dict) and isinstance(got, dict):
         if expected.keys() != got.keys():
             return f"{where or 'the answer'} has the keys {sorted(got)}, not {sorted(expected)}"
-        pairs = [(f"{where}[{key!r}]", value, got[key]) for key, value in expected.items()]
+        pairs = [(_inside(where, key), value, got[key]) for key, value in expected.items()]
     else:
         return _compare_leaves(expected, got, rtol=rtol, atol=atol, where=where)
     for name, e, g in pairs:
         if difference := _compare(e, g, rtol=rtol, atol=atol, where=name):
             return difference
     return None
+
+
+def _inside(where: str, name: str) -> str:
+    return f"{where}, {name}" if where else name
 
 
 def _compare_leaves(expected, got, *, rtol, atol, where) -> str | None:
@@ -60,7 +65,9 @@ def _compare_arrays(expected, got, rtol, atol, name) -> str | None:
     if expected.shape != got.shape:
         return f"{name} has shape {got.shape}, not {expected.shape}"
     if got.dtype.kind not in "biuf" or not np.allclose(got, expected, rtol=rtol, atol=atol):
-        return f"{name} has the right shape but other values"
+        if got.size > 20:
+            return f"{name} has the right shape but other values"
+        return f"{name} is {show(got.tolist())}, not {show(expected.tolist())}"
     return None
 
 

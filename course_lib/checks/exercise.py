@@ -21,11 +21,15 @@ Answer = Callable[..., object]
 
 @dataclass(frozen=True)
 class Case:
-    """One call of the answer. `args` is plain data: numbers, strings, lists, dicts of them."""
+    """One call of the answer. `args` is plain data: numbers, strings, lists, dicts of them.
+
+    `given` tells a learner what the answer was given, where the arguments themselves do not.
+    """
 
     name: str
     args: tuple = ()
     part: str = "all"
+    given: str = ""
 
 
 @dataclass(frozen=True)

@@ -146,4 +146,4 @@ def _library_words(name: str) -> dict[str, str]:
 
 def _call_words(case: Case) -> str:
     arguments = ", ".join(show(argument) for argument in case.args)
-    return f"{case.name}: called with ({arguments})" if case.args else case.name
+    return f"{case.name}: {case.given or f'called with ({arguments})'}"

@@ -13,16 +13,17 @@ from course_lib.checks.exercise import Answer, Case
 TIMEOUT = 20.0
 
 
-def on_ranks(answer: Answer, case: Case) -> list:
+def on_ranks(answer: Answer, case: Case) -> dict[str, object]:
     """`case.args` is (inputs,), one list of arguments for each rank; numbers arrive as tensors.
 
-    Gives what the answer returned on each rank, in rank order.
+    Gives what the answer returned on each rank: {"rank 0": …, "rank 1": …}.
     """
     (inputs,) = case.args
     try:
-        return ranks.run(_own, world_size=len(inputs), args=(answer, inputs), timeout=TIMEOUT)
+        results = ranks.run(_own, world_size=len(inputs), args=(answer, inputs), timeout=TIMEOUT)
+        return {f"rank {rank}": result for rank, result in enumerate(results)}
     except ranks.RankError as error:
-        if "NotImplementedError" in str(error):
+        if isinstance(error.__cause__, NotImplementedError):
             raise NotImplementedError(str(error)) from error
         raise
 

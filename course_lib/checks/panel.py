@@ -48,9 +48,9 @@ def html(report: Report, solution: str = "") -> str:
 
 
 def _headline(report: Report) -> str:
-    verdict = "passed" if report.passed else f"{report.score} of {report.points} points"
-    points = f", {report.points} points" if report.passed else ""
-    return f"{report.exercise} · {report.title}: {verdict}{points}"
+    points = _points(report.points)
+    verdict = f"passed, {points}" if report.passed else f"{report.score} of {points}"
+    return f"{report.exercise} · {report.title}: {verdict}"
 
 
 def _failure(report: Report) -> list[str]:
@@ -75,8 +75,12 @@ def _failure(report: Report) -> list[str]:
 
 def _verdict(part: Part) -> str:
     if part.passed:
-        return f"passed, {part.points} of {part.points} points"
-    return f"{part.held} of {part.cases} cases hold, 0 of {part.points} points"
+        return f"passed, {_points(part.points)}"
+    return f"{part.held} of {part.cases} cases hold, 0 of {_points(part.points)}"
+
+
+def _points(number: int) -> str:
+    return f"{number} point{'' if number == 1 else 's'}"
 
 
 def _folded(summary: str, content: str) -> str:

@@ -10,7 +10,7 @@ from course_lib.cli import workspace
 def build(
     lessons: Annotated[
         list[str] | None,
-        typer.Argument(help="Which lessons, as 01; all where none is named.", metavar="[NN]..."),
+        typer.Argument(help="Which lessons, as 01; all where none is named.", metavar="NN"),
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Only compare with what is there; 1 where it differs.")

@@ -95,9 +95,10 @@ def _print_table(predicted: Ledger, device: specs.Gpu) -> None:
         swatch = f"[{COLOURS[row.category]}]\N{BLACK SQUARE}[/] " if row.category else "  "
         table.add_row(swatch + what, *numbers, style="bold" if row.category or row.total else "")
     console = Console(highlight=False, soft_wrap=True)
-    console.print(title(predicted), table, *notes(predicted), sep="\n")
-    console.print(_verdict(predicted.total, device))
-    console.print(NOT_COUNTED)
+    console.print(title(predicted), markup=False)
+    console.print(table)
+    after = [*notes(predicted), _verdict(predicted.total, device), NOT_COUNTED]
+    console.print("\n".join(after), markup=False)
 
 
 def _verdict(total: int, device: specs.Gpu) -> str:

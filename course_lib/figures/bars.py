@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from course_lib.ledger import COLOURS, LABELS
 
@@ -22,11 +23,10 @@ class StackedBars:
         zeros = [0.0] * len(labels)
         self._segments = {
             category: axes.barh(
-                self._rows, zeros, height=0.62, color=COLOURS[category], label=LABELS[category],
-                edgecolor="white", linewidth=0.6,
+                self._rows, zeros, height=0.62, color=COLOURS[category], edgecolor="white"
             )
             for category in categories
-        }  # fmt: skip
+        }
         (self._frame,) = axes.barh(
             [0], [0], height=0.74, fill=False, edgecolor="black", linewidth=1.4
         )
@@ -35,16 +35,14 @@ class StackedBars:
         self._capacity_text = axes.text(0, -0.62, "", va="bottom", fontsize=9)
         axes.set_yticks(self._rows, labels)
         axes.set_ylim(len(labels) - 0.5, -0.65)
+        axes.tick_params(axis="y", left=False)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set_xlabel("GiB on each rank")
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(
-            loc="upper center", bbox_to_anchor=(0.45, 1.22), ncols=len(categories), frameon=False,
-            fontsize=9,
-        )  # fmt: skip
+        for column, category in enumerate(categories):
+            _legend_entry(axes, column / len(categories), category)
 
-    def update(
-        self, bars: Sequence[Bytes], chosen: int, capacity: int, name: str
-    ) -> None:
+    def update(self, bars: Sequence[Bytes], chosen: int, capacity: int, name: str) -> None:
         """Show `bars`, one for each label, an empty one where there is nothing to show.
 
         chosen: the framed bar's row. capacity: the GPU's bytes. name: what to call the line.
@@ -67,3 +65,10 @@ class StackedBars:
             width = bar.get(category, 0) / GIB
             segments[row].set(x=left, width=width)
             left += width
+
+
+def _legend_entry(axes: Axes, x: float, category: str) -> None:
+    """A coloured square and its name; axes.legend would take a fifth of every redraw."""
+    at = {"transform": axes.transAxes, "fontsize": 9}
+    axes.text(x, 1.1, "\N{BLACK SQUARE}", color=COLOURS[category], **at)
+    axes.text(x + 0.025, 1.1, LABELS[category], **at)

@@ -7,6 +7,7 @@ gives a Ledger, which draws itself. `palette` has the colours that the whole cou
 
 from course_lib.ledger.ledger import Ledger, Line
 from course_lib.ledger.palette import CATEGORIES, COLOURS, LABELS
+from course_lib.ledger.published import zero_table1
 from course_lib.ledger.states import model_states
 from course_lib.specs.units import gb, gib, human
 
@@ -20,4 +21,5 @@ __all__ = [
     "gib",
     "human",
     "model_states",
+    "zero_table1",
 ]

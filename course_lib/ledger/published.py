@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from course_lib.specs.data import rows
+from course_lib.specs.tables import rows
 
 DATA = Path(__file__).parent / "data"
 

@@ -62,7 +62,7 @@ def notes(ledger: Ledger) -> list[str]:
 
 
 def text(ledger: Ledger) -> str:
-    """Aligned columns, less than 80 wide."""
+    """Aligned columns, within 80 for models of up to 100 billion parameters."""
     table = [HEAD]
     for row in rows(ledger):
         what, *numbers = row.cells
@@ -80,7 +80,8 @@ def html(ledger: Ledger) -> str:
     body = "".join(map(_html_row, rows(ledger)))
     said = "".join(f"<div><small>{escape(note)}</small></div>" for note in notes(ledger))
     return (
-        f"<table><caption>{escape(title(ledger))}</caption>"
+        f'<table><caption style="text-align:left;white-space:nowrap">{escape(title(ledger))}'
+        "</caption>"
         f"<thead>{_html_cells(HEAD, 'th')}</thead><tbody>{body}</tbody></table>{said}"
     )
 

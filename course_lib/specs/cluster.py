@@ -8,12 +8,12 @@ times 10^9 bytes would be. Then each process's CUDA context takes 0.5 to 0.9 GiB
 Bandwidths are decimal: 10^9 bytes a second.
 """
 
-import csv
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from course_lib.specs.checking import known, whole
+from course_lib.specs.tables import rows
 
 DATA = Path(__file__).parent / "data"
 
@@ -102,7 +102,7 @@ def _gpus() -> dict[str, Gpu]:
             scale_up_kind=row["scale_up_kind"],
             matmul_tflops=float(row["measured_matmul_tflops"] or 0) or None,
         )
-        for row in _rows("hardware.csv")
+        for row in rows(DATA / "hardware.csv")
     }
 
 
@@ -110,10 +110,5 @@ def _gpus() -> dict[str, Gpu]:
 def _links() -> dict[str, Link]:
     return {
         row["link"]: Link(row["link"], float(row["gb_s_per_direction"]))
-        for row in _rows("links.csv")
+        for row in rows(DATA / "links.csv")
     }
-
-
-def _rows(file: str) -> list[dict[str, str]]:
-    lines = (DATA / file).read_text().splitlines()
-    return list(csv.DictReader(line for line in lines if not line.startswith("#")))

@@ -89,8 +89,10 @@ def _greet_by_words():
     return " ".join(words)
 
 
-def _ranks_case(name: str, inputs: list[list]) -> Case:
-    return Case(name, (inputs,))
+def _ranks_case(inputs: list[list]) -> Case:
+    """One rank for each list of arguments."""
+    held = (f"rank {r} has {mine[0]}" for r, mine in enumerate(inputs) if mine)
+    return Case(f"{len(inputs)} ranks", (inputs,), given=", ".join(held) or "no arguments")
 
 
 GREET = Exercise(
@@ -100,7 +102,7 @@ GREET = Exercise(
     points={"all": 1},
     reference=greet,
     alternatives=(_greet_by_words,),
-    cases=(_ranks_case("2 ranks", [[]] * 2), _ranks_case("3 ranks", [[]] * 3)),
+    cases=(_ranks_case([[]] * 2), _ranks_case([[]] * 3)),
     run=on_ranks,
     misconceptions=(
         Misconception(
@@ -184,7 +186,7 @@ def _rank_0s(mine):
 def _fresh_tensors(rng: Random) -> list[Case]:
     n = rng.choice((3, 4))
     inputs = [[[round(rng.uniform(-9, 9), 3) for _ in range(3)]] for _ in range(n)]
-    return [_ranks_case(f"{n} ranks", inputs)]
+    return [_ranks_case(inputs)]
 
 
 SUM = Exercise(
@@ -194,7 +196,7 @@ SUM = Exercise(
     points={"all": 2},
     reference=global_sum,
     alternatives=(_sum_by_gathering,),
-    cases=(_ranks_case("2 ranks", [[[1.0, 2.0]], [[10.0, 20.0]]]),),
+    cases=(_ranks_case([[[1.0, 2.0]], [[10.0, 20.0]]]),),
     fresh=_fresh_tensors,
     run=on_ranks,
     compare=close(1e-5, 1e-5),
@@ -267,7 +269,7 @@ AVERAGE = Exercise(
     points={"all": 2},
     reference=average_gradient,
     alternatives=(_average_divide_first,),
-    cases=(_ranks_case("2 ranks", [[[1.0, 2.0]], [[3.0, 6.0]]]),),
+    cases=(_ranks_case([[[1.0, 2.0]], [[3.0, 6.0]]]),),
     fresh=_fresh_tensors,
     run=on_ranks,
     compare=close(1e-5, 1e-5),

@@ -32,7 +32,7 @@ def copy(path, name, change):
 
 
 def failures(course, *arguments):
-    """Run pytest with nbval there. Returns the failed cells, as (notebook, number), and the text."""
+    """Run pytest with nbval there. Returns the failed cells, (notebook, number), and the text."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--color=no", "--nbval-current-env", *arguments],
         cwd=course.root,

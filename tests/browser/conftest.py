@@ -46,7 +46,15 @@ def lab(tmp_path_factory) -> str:
     command = [sys.executable, "-m", "course_lib.cli", "lab", "--no-browser", "--port", str(port)]
     command += ["--ServerApp.port_retries=0", "--IdentityProvider.token=", "--ip=127.0.0.1"]
     log = (root / "lab.log").open("wb")
-    server = subprocess.Popen(command, cwd=root, stdout=log, stderr=subprocess.STDOUT)
+    settings = root / "settings"
+    environment = os.environ | {
+        "JUPYTERLAB_SETTINGS_DIR": str(settings),
+        "JUPYTERLAB_WORKSPACES_DIR": str(root / "workspaces"),
+    }
+    _render_all_cells(settings)
+    server = subprocess.Popen(
+        command, cwd=root, stdout=log, stderr=subprocess.STDOUT, env=environment
+    )
     address = f"http://127.0.0.1:{port}"
     try:
         _wait_for(f"{address}/api", server, root / "lab.log")
@@ -55,6 +63,13 @@ def lab(tmp_path_factory) -> str:
         server.terminate()
         server.wait(30)
         log.close()
+
+
+def _render_all_cells(settings: Path) -> None:
+    """JupyterLab keeps cells out of the page until they are scrolled to; a test looks at all."""
+    folder = settings / "@jupyterlab" / "notebook-extension"
+    folder.mkdir(parents=True)
+    (folder / "tracker.jupyterlab-settings").write_text('{"windowingMode": "none"}')
 
 
 def _wait_for(url: str, server: subprocess.Popen, log: Path) -> None:
@@ -77,4 +92,6 @@ def page(chromium, lab):
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         page = browser.new_page(viewport={"width": 1400, "height": 1000})
         yield page
+        if folder := os.environ.get("COURSE_SCREENSHOTS"):
+            page.screenshot(path=Path(folder) / "at_the_end.png")
         browser.close()

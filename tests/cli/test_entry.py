@@ -7,6 +7,11 @@ import pytest
 
 from course_lib.cli import COMMANDS
 
+# Each of these takes longer to load than `course ledger` may take to answer, or a good part of it.
+HEAVY = {
+    "IPython", "jupyterlab", "matplotlib", "nbformat", "numpy", "pydantic", "torch", "transformers"
+}  # fmt: skip
+
 
 def python(*arguments: str, cwd=None) -> subprocess.CompletedProcess:
     return subprocess.run(
@@ -16,8 +21,7 @@ def python(*arguments: str, cwd=None) -> subprocess.CompletedProcess:
 
 @pytest.mark.parametrize("module", ["course_lib", "course_lib.cli", "course_lib.cli.doctor"])
 def test_importing_loads_nothing_heavy(module):
-    heavy = {"torch", "numpy", "matplotlib", "jupyterlab", "nbformat", "IPython", "transformers"}
-    code = f"import sys, {module}; print(*sorted({heavy!r} & set(sys.modules)))"
+    code = f"import sys, {module}; print(*sorted({HEAVY!r} & set(sys.modules)))"
     result = python("-c", code)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == []
@@ -33,6 +37,17 @@ def test_help_lists_every_command_and_loads_nothing_heavy():
     for command in COMMANDS:
         assert any(f" {command} " in line for line in lines), command
     assert lines[-1] == "False"
+
+
+def test_the_ledger_answers_without_anything_heavy():
+    code = (
+        "import sys\nfrom course_lib.cli import main\n"
+        "sys.argv = ['course', 'ledger', '--model', 'gpt2-xl', '--json']\n"
+        f"try: main()\nfinally: print(*sorted({HEAVY!r} & set(sys.modules)))"
+    )
+    result = python("-c", code)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "", "pydantic comes with typer from 0.29 on"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

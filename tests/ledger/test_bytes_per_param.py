@@ -1,6 +1,5 @@
 """Bytes per parameter, with the formulas of reference/bytes_per_param.csv read, not retyped."""
 
-import csv
 import re
 from fractions import Fraction
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from course_lib.ledger import model_states
-from course_lib.specs import ModelSpec, Recipe, Strategy
+from course_lib.specs import ModelSpec, Recipe, Strategy, tables
 
 TABLE = Path(__file__).parents[1] / "reference" / "bytes_per_param.csv"
 MEANING = {  # Megatron-LM's distributed optimizer shards what ZeRO's stage 1 does
@@ -26,8 +25,7 @@ MEANING = {  # Megatron-LM's distributed optimizer shards what ZeRO's stage 1 do
 
 
 def rows():
-    lines = [line for line in TABLE.read_text().splitlines() if not line.startswith("#")]
-    for row in csv.DictReader(lines):
+    for row in tables.rows(TABLE):
         for precision, strategy in MEANING[row["recipe"]]:
             yield precision, strategy, int(row["unsharded"]), row["distributed_optimizer"]
 
@@ -38,7 +36,7 @@ def formula(text: str, ranks: int) -> Fraction:
     return int(whole or 0) + Fraction(int(sharded), ranks)
 
 
-@pytest.mark.parametrize("precision, strategy, unsharded, sharded", rows())
+@pytest.mark.parametrize("precision, strategy, unsharded, sharded", list(rows()))
 @pytest.mark.parametrize("ranks", [1, 2, 6, 64, 1000])
 def test_bytes_per_parameter(precision, strategy, unsharded, sharded, ranks):
     count = 6 * 64 * 1000

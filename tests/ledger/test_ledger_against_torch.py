@@ -95,7 +95,7 @@ def test_frozen_tensors():
 
 @pytest.fixture
 def one_of_many():
-    """Rank 0 of a process group whose collectives do nothing: its bytes are true, its values not."""
+    """Rank 0 of a group whose collectives do nothing: its bytes are true, its values are not."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     def join(world_size: int):
@@ -112,7 +112,9 @@ def test_fully_shard(one_of_many, world_size, mixed):
 
     one_of_many(world_size)
     mesh = dist.init_device_mesh("cpu", (world_size,))
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
+    policy = (
+        MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
+    )
     model = build(TINY)
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)

@@ -141,7 +141,11 @@ def test_plain_data():
         (Recipe("fp32", "sgd"), Strategy("zero1", 4), "take ddp, or zero2 to shard the gradients"),
         (Recipe(trainable=0), Strategy("zero1", 4), "a frozen model keeps no optimizer states"),
         (Recipe(trainable=0), Strategy("zero2", 4), "take ddp, or zero3"),
-        (Recipe("amp-bf16", "sgd"), Strategy(offload="optimizer"), "no optimizer states to offload"),
+        (
+            Recipe("amp-bf16", "sgd"),
+            Strategy(offload="optimizer"),
+            "no optimizer states to offload",
+        ),
     ],
 )
 def test_stage_and_optimizer_that_do_not_go_together(recipe, strategy, told):

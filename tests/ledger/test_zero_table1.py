@@ -1,39 +1,32 @@
 """All 54 cells of the ZeRO paper's table 1, to the digits in which they are printed."""
 
-import csv
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
-from pathlib import Path
 
 import pytest
 
-from course_lib.ledger import model_states
+from course_lib.ledger import model_states, zero_table1
 from course_lib.specs import Recipe, Strategy, model, models
 
-TABLE = Path(__file__).parents[1] / "reference" / "zero_table1.csv"
-COLUMNS = {"pos_gb": "zero1", "pos_g_gb": "zero2", "pos_g_p_gb": "zero3"}
-
-
-def cells():
-    lines = [line for line in TABLE.read_text().splitlines() if not line.startswith("#")]
-    for row in csv.DictReader(lines):
-        for column, stage in COLUMNS.items():
-            yield int(row["dp_degree"]), int(float(row["model_params"])), stage, row[column]
+STAGES = ("zero1", "zero2", "zero3")
+CELLS = [
+    (row.ranks, row.parameters, stage, printed)
+    for row in zero_table1()
+    for stage, printed in zip(STAGES, row.cells, strict=True)
+]
 
 
 def preset_of(parameters: int):
     (name,) = [
-        name
-        for name in models()
-        if model(name).is_bare and model(name).parameters == parameters
+        name for name in models() if model(name).is_bare and model(name).parameters == parameters
     ]
     return model(name)
 
 
 def test_there_are_54_cells():
-    assert len(list(cells())) == 54
+    assert len(CELLS) == 54
 
 
-@pytest.mark.parametrize("ranks, parameters, stage, printed", cells())
+@pytest.mark.parametrize("ranks, parameters, stage, printed", CELLS)
 def test_cell(ranks, parameters, stage, printed):
     ledger = model_states(preset_of(parameters), Recipe("zero-fp16"), Strategy(stage, gpus=ranks))
     digits = Decimal(1).scaleb(Decimal(printed).as_tuple().exponent)

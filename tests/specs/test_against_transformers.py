@@ -95,7 +95,7 @@ def named_shapes(config: dict) -> dict[str, tuple[int, ...]]:
 
 
 def stacked(tensors) -> dict[str, tuple[int, ...]]:
-    """As transformers 5 keeps them: Mixtral's experts in two tensors, gate and up in one of them."""
+    """As transformers 5 has them: Mixtral's experts in two tensors, gate and up in one of them."""
     shapes = {}
     for tensor in tensors:
         name = tensor.name.replace("block_sparse_moe", "mlp")

@@ -1,5 +1,8 @@
 """`course reset` and `course lab`: what they say and do on the command line."""
 
+import json
+import os
+
 import pytest
 
 from course_lib.cli import lab, workspace
@@ -34,6 +37,7 @@ def test_reset_of_an_unknown_lesson_is_bad_input(root, course):
 def test_lab_opens_the_first_lesson_and_passes_options_on(root, course, monkeypatch):
     from jupyterlab.labapp import LabApp
 
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", "the-learner's-own")
     launched = []
     monkeypatch.setattr(LabApp, "launch_instance", lambda argv: launched.extend(argv))
     result = course("lab", "--no-browser", "--port", "8899")
@@ -42,6 +46,21 @@ def test_lab_opens_the_first_lesson_and_passes_options_on(root, course, monkeypa
     assert f"--ServerApp.root_dir={root / 'work'}" in launched
     assert "--LabApp.default_url=/lab/tree/00_start_here/00_start_here.ipynb" in launched
     assert (root / "work/00_start_here/00_start_here.ipynb").exists()
+    settings, _, own = os.environ["JUPYTER_CONFIG_PATH"].partition(os.pathsep)
+    assert settings == str(lab.SETTINGS) and own == "the-learner's-own"
+
+
+def test_a_learner_sees_no_grading_menus_and_no_news(monkeypatch):
+    from jupyter_core.paths import jupyter_path
+    from jupyterlab_server.config import get_page_config
+
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(lab.SETTINGS))
+    assert get_page_config(jupyter_path("labextensions"))["disabledExtensions"]
+    overrides = json.loads((lab.SETTINGS / "labconfig/default_setting_overrides.json").read_text())
+    (notification,) = overrides.values()
+    assert notification == {"fetchNews": "false", "checkForUpdates": False}
+    server = json.loads((lab.SETTINGS / "jupyter_server_config.d/course.json").read_text())
+    assert not any(server["ServerApp"]["jpserver_extensions"].values())
 
 
 def test_lab_without_lessons_still_opens(tmp_path):

@@ -1,0 +1,156 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from course_lib.cli import main
+
+
+def course(capsys, monkeypatch, *arguments) -> tuple[int, str, str]:
+    """Run `course ledger`: exit code, stdout, stderr."""
+    monkeypatch.setattr(sys, "argv", ["course", "ledger", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    printed = capsys.readouterr()
+    return end.value.code or 0, printed.out, printed.err
+
+
+@pytest.fixture
+def ledger(capsys, monkeypatch):
+    return lambda *arguments: course(capsys, monkeypatch, *arguments)
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "config.json"
+    keys = {"hidden_size": 6, "intermediate_size": 7, "num_hidden_layers": 1, "vocab_size": 5}
+    path.write_text(json.dumps({"model_type": "llama", "num_attention_heads": 3, **keys}))
+    return path
+
+
+PAPER = ("--model", "paper-7.5b", "--precision", "zero-fp16", "--strategy", "zero3", "--gpus", 64)
+
+
+def test_the_papers_model_on_64_gpus(ledger):
+    code, out, _ = ledger(*PAPER, "--json")
+    data = json.loads(out)
+    assert code == 0
+    assert sum(data["bytes"].values()) == 1_875_000_000
+    assert data["parameters_total"] == 7_500_000_000
+    assert data["job"] == {
+        "model": "paper-7.5b",
+        "strategy": "zero3",
+        "gpu": "h100-sxm-80",
+        "gpus": 64,
+        "gpus_per_node": 8,
+        "wrap": "layer",
+        "reshard_after_forward": True,
+        "offload": "none",
+        "precision": "zero-fp16",
+        "optimizer": "adamw",
+        "micro_batch": 1,
+        "seq_len": 2048,
+        "grad_accum": 1,
+        "checkpointing": "none",
+        "trainable": 1.0,
+    }
+
+
+def test_what_is_not_computed_yet_is_absent(ledger):
+    data = json.loads(ledger(*PAPER, "--json")[1])
+    assert set(data["bytes"]) == {"parameters", "gradients", "optimizer_states"}
+    assert {"peak_at", "communication"}.isdisjoint(data)
+
+
+def test_every_flag_is_taken_and_echoed(ledger, config):
+    flags = {
+        "strategy": "hsdp",
+        "gpus": 8,
+        "gpus-per-node": 4,
+        "gpu": "a100-sxm-40",
+        "precision": "fsdp-bf16",
+        "optimizer": "sgd-momentum",
+        "micro-batch": 3,
+        "seq-len": 4096,
+        "grad-accum": 2,
+        "checkpointing": "full",
+        "wrap": "1000000-params",
+        "offload": "all",
+        "trainable": 0.5,
+        "config": str(config),
+    }
+    arguments = [part for flag, value in flags.items() for part in (f"--{flag}", value)]
+    code, out, _ = ledger(*arguments, "--no-reshard-after-forward", "--json")
+    data = json.loads(out)
+    echoed = {flag.replace("-", "_"): value for flag, value in flags.items()}
+    assert code == 0
+    assert data["job"] == {
+        **echoed,
+        "model": config.parent.name,
+        "reshard_after_forward": False,
+    }
+    assert (sum(data["bytes"].values()), data["host_bytes"] > 0) == (0, True)
+
+
+def test_the_table_ends_with_a_verdict_and_what_is_missing(ledger):
+    code, out, _ = ledger(*PAPER)
+    *_, verdict, missing = out.splitlines()
+    assert code == 0
+    assert "fp32 master copy" in out
+    assert verdict == (
+        "Model states of 1.75 GiB in the 80.00 GiB of h100-sxm-80: fit, 78.25 GiB to spare."
+    )
+    assert missing.startswith("Not counted yet: activations, gather and reduce buffers, logits")
+
+
+def test_a_model_that_does_not_fit(ledger):
+    code, out, _ = ledger("--model", "llama3-8b", "--gpu", "a100-sxm-40")
+    assert code == 0
+    assert "do not fit, 79.66 GiB too much." in out
+
+
+def test_markup_in_a_models_name_is_not_read_as_style(ledger, config):
+    renamed = config.rename(config.with_name("[red]x.json"))
+    assert ledger("--config", renamed)[1].startswith("[red]x, 348 parameters")
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        ((), "neither a model nor a config"),
+        (("--model", "gpt2", "--config", "config.json"), "both a model and a config"),
+        (("--model", "lama3-8b"), "did you mean 'llama3-8b'"),
+        (("--config", "nowhere.json"), "There is no file nowhere.json"),
+        (("--model", "gpt2", "--gpus", 0), "gpus is 0"),
+        (("--model", "gpt2", "--strategy", "zero5"), "'zero3'"),
+        (("--model", "gpt2", "--gpu", "h100"), "'h100-sxm-80'"),
+        (("--model", "gpt2", "--precision", "fp8"), "no precision called 'fp8'"),
+        (("--model", "gpt2", "--optimizer", "lion"), "no optimizer called 'lion'"),
+        (("--model", "gpt2", "--checkpointing", "some"), "no checkpointing called 'some'"),
+        (("--model", "gpt2", "--wrap", "block"), "wrap is 'block'"),
+        (("--model", "gpt2", "--seq-len", 0), "seq_len is 0"),
+        (("--model", "gpt2", "--trainable", 2), "trainable is 2.0"),
+        (("--model", "gpt2", "--strategy", "zero1", "--optimizer", "sgd"), "nothing to shard"),
+        (("--model", "gpt2", "--offload", "all"), "ddp needs its parameters whole"),
+        (("--model", "gpt2", "--strategy", "hsdp", "--gpus", 12), "do not fill nodes of 8"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(ledger, arguments, told):
+    code, out, err = ledger(*arguments)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert len(err.splitlines()) == 1
+
+
+def test_json_is_printed_without_rich_or_torch():
+    script = (
+        "import sys; from course_lib.cli import main; "
+        "sys.argv = ['course', 'ledger', '--model', 'gpt2', '--json']\n"
+        "try: main()\n"
+        "finally: print(sorted({'rich', 'torch', 'numpy'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert json.loads(done.stdout)["parameters_total"] == 124_439_808
+    assert done.stderr.strip() == "[]"
