@@ -34,6 +34,8 @@ from course_lib.checks import check
 from course_lib.cli.doctor import examine
 from course_lib.measure import receipt, storage_bytes
 
+ranks.warm_up()  # loads what the ranks need, in the background
+
 # %% [markdown]
 # Is everything in place? The doctor looks. Each line is ok, or says what to do.
 

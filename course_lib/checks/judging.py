@@ -86,6 +86,8 @@ def _difference(exercise: Exercise, expected: Outcome, got: Outcome) -> str | No
     if expected.raised:  # the reference must not fail: that would be the course's defect
         raise RuntimeError(f"the reference of {exercise.id} raised {expected.raised}")
     if got.raised:
+        if got.raised.type == "NotImplementedError":
+            return "the gap is still open"
         at = f" ({got.raised.line})" if got.raised.line else ""
         return f"it raised {got.raised.type}: {got.raised.message}{at}"
     return exercise.compare(expected.value, got.value)
@@ -108,7 +110,7 @@ def _words(exercise, cases, got, held, first) -> dict[str, str]:
             "misconception": found.name,
         }
     if raised:
-        return {"sentence": "Your function raised an error.", "further": exercise.nudge}
+        return {"sentence": f"Your function raised {raised.type}.", "further": exercise.nudge}
     return {
         "sentence": "The answer differs from the reference on the case below.",
         "further": exercise.nudge,

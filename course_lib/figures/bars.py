@@ -22,9 +22,7 @@ class StackedBars:
         self._axes, self._rows = axes, range(len(labels))
         zeros = [0.0] * len(labels)
         self._segments = {
-            category: axes.barh(
-                self._rows, zeros, height=0.62, color=COLOURS[category], edgecolor="white"
-            )
+            category: axes.barh(self._rows, zeros, height=0.62, color=COLOURS[category])
             for category in categories
         }
         (self._frame,) = axes.barh(

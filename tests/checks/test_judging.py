@@ -71,7 +71,7 @@ def test_an_exception_is_shown_with_the_learners_line():
         return x / 0
 
     verdict = report(broken)
-    assert verdict.sentence == "Your function raised an error."
+    assert verdict.sentence == "Your function raised ZeroDivisionError."
     assert "ZeroDivisionError" in verdict.difference and "return x / 0" in verdict.difference
 
 
