@@ -96,4 +96,7 @@ def _line(error: BaseException, answer: Answer) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if frame.filename == own
     ]
-    return f"line {lines[-1][0]}: {lines[-1][1]}" if lines else ""
+    if not lines:
+        return ""
+    number, source = lines[-1]
+    return f"line {number}: {source}" if source else f"line {number}"

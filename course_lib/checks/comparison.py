@@ -49,7 +49,7 @@ def _inside(where: str, name: str) -> str:
 def _compare_leaves(expected, got, *, rtol, atol, where) -> str | None:
     name = where or "the answer"
     if got is None and expected is not None:
-        return f"{name} is None: is there a return?"
+        return f"{name} is None, as where there is no `return`"
     if isinstance(expected, np.ndarray) or isinstance(got, np.ndarray):
         return _compare_arrays(np.asarray(expected), np.asarray(got), rtol, atol, name)
     if _is_number(expected) and _is_number(got):

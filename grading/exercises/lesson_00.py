@@ -63,6 +63,12 @@ GIB = Exercise(
             "Use / so that half a GiB is 0.5.",
         ),
         Misconception(
+            "rounded",
+            lambda n: round(n / 2**30, 2),
+            "You rounded. Return the number as it is; rounding is for the screen.",
+            "Leave out `round`.",
+        ),
+        Misconception(
             "bits",
             lambda n: n * 8 / 2**30,
             "You counted bits: the argument is in bytes already.",
@@ -233,6 +239,13 @@ SUM = Exercise(
             "Only rank 0 has the sum. `dist.reduce` brings the result to one rank, "
             "`dist.all_reduce` to all.",
             "Every rank must return the sum.",
+        ),
+        Misconception(
+            "what all_reduce returns",
+            lambda mine: dist.all_reduce(mine.clone()),
+            "You return what `dist.all_reduce` returns, which is None: it puts the sum into the "
+            "tensor that it is given.",
+            "Call it on a clone, in a line of its own, and return the clone.",
         ),
         Misconception(
             "broadcast",

@@ -135,7 +135,7 @@ def test_plain_rebuilds_containers_and_tensors():
         (24, 25, "is 25, not 24"),
         (1, True, "is True, not 1"),
         ("a", "b", "is 'b', not 'a'"),
-        (5, None, "is there a return"),
+        (5, None, "no `return`"),
         ([1, 2], [1], "has 1 items, not 2"),
         ({"a": 1}, {"b": 1}, "has the keys"),
         ({"a": [1, 2]}, {"a": [1, 3]}, "a, item 1 is 3, not 2"),
