@@ -45,7 +45,7 @@ def outcomes(
     run: Callable[[Answer, Case], object] = call,
     off_limits: Sequence[str] = (),
 ) -> list[Outcome]:
-    """One Outcome for each case, in order. Only KeyboardInterrupt and SystemExit get through."""
+    """One Outcome for each case, in order. Only KeyboardInterrupt gets through."""
     return [_outcome(answer, case, run, off_limits) for case in cases]
 
 
@@ -63,7 +63,9 @@ def _outcome(answer: Answer, case: Case, run: Callable, off_limits: Sequence[str
             value = plain(run(answer, replace(case, args=copy.deepcopy(case.args))))
         except NotPlain as error:
             raised = Raised("NotPlain", str(error))
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit() too: an outcome comes back
             raised = Raised(type(error).__name__, str(error), _line(error, answer))
     return Outcome(value, raised, called[0] if called else "", printed.getvalue()[-2000:])
 
@@ -76,9 +78,9 @@ def _watch(off_limits: Sequence[str]):
 
     def profile(frame, event, _):
         if event == "call":
-            name = f"{frame.f_globals.get('__name__')}:{frame.f_code.co_qualname}"
-            if name in names:
-                called.append(name)
+            module, name = frame.f_globals.get("__name__"), frame.f_code.co_qualname
+            if f"{module}:{name}" in names or f"{module}:*" in names:
+                called.append(f"{module}:{name}")
 
     before = sys.getprofile()
     sys.setprofile(profile)

@@ -8,7 +8,7 @@ import textwrap
 from course_lib.checks import panel, progress
 from course_lib.checks.answering import outcomes
 from course_lib.checks.exercise import Answer, Exercise
-from course_lib.checks.judging import Report, judge
+from course_lib.checks.judging import Report, expect, judge
 from course_lib.checks.registry import find
 from course_lib.errors import CourseError
 
@@ -30,9 +30,9 @@ class PartialCredit(float):
 def evaluate(exercise: Exercise, answer: Answer, seed: int) -> Report:
     """Run the answer on the cases of this seed and judge it, here in one process."""
     cases = exercise.all_cases(seed)
-    return judge(
-        exercise, seed, cases, outcomes(answer, cases, exercise.run, exercise.off_limits())
-    )
+    expected = expect(exercise, cases)
+    got = outcomes(answer, cases, exercise.run, exercise.off_limits())
+    return judge(exercise, seed, cases, expected, got)
 
 
 def check(id: str, answer: Answer, *, seed: int | None = None) -> PartialCredit | None:

@@ -51,11 +51,9 @@ def _compare_leaves(expected, got, *, rtol, atol, where) -> str | None:
     if got is None and expected is not None:
         return f"{name} is None, as where there is no `return`"
     if isinstance(expected, np.ndarray) or isinstance(got, np.ndarray):
-        return _compare_arrays(np.asarray(expected), np.asarray(got), rtol, atol, name)
+        return _compare_arrays(_array(expected), _array(got), rtol, atol, name)
     if _is_number(expected) and _is_number(got):
-        equal = expected == got or (
-            (rtol > 0 or atol > 0) and math.isclose(expected, got, rel_tol=rtol, abs_tol=atol)
-        )
+        equal = expected == got or _near(expected, got, rtol, atol)
     else:
         equal = type(expected) is type(got) and expected == got
     return None if equal else f"{name} is {show(got)}, not {show(expected)}"
@@ -71,6 +69,20 @@ def _compare_arrays(expected, got, rtol, atol, name) -> str | None:
     return None
 
 
+def _near(expected: float, got: float, rtol: float, atol: float) -> bool:
+    try:
+        return bool(rtol or atol) and math.isclose(expected, got, rel_tol=rtol, abs_tol=atol)
+    except OverflowError:  # an int beyond any float
+        return False
+
+
+def _array(value: object) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except ValueError:  # lists of unequal lengths
+        return np.asarray(repr(value))
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
@@ -78,6 +90,9 @@ def _is_number(value: object) -> bool:
 def show(value: object) -> str:
     """A value as a learner reads it: thousands separated, long things cut."""
     if _is_number(value):
-        return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+        if isinstance(value, int):
+            bits = value.bit_length()
+            return f"{value:,}" if bits < 200 else f"a number of {bits:,} bits"
+        return f"{value:,.6g}" if abs(value) < 1e6 else f"{value:,.1f}"
     text = repr(value)
     return text if len(text) <= 200 else text[:197] + "…"

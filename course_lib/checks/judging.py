@@ -55,9 +55,22 @@ class Report:
         return asdict(self) | {"passed": self.passed}
 
 
-def judge(exercise: Exercise, seed: int, cases: Sequence[Case], got: Sequence[Outcome]) -> Report:
-    """Compare what an answer did on `cases` with what it should have done."""
+def expect(exercise: Exercise, cases: Sequence[Case]) -> list[Outcome]:
+    """What the reference does; worked out before a learner's code runs in the same process."""
     expected = outcomes(exercise.reference, cases, exercise.run)
+    if broken := next((outcome.raised for outcome in expected if outcome.raised), None):
+        raise RuntimeError(f"the reference of {exercise.id} raised {broken}")
+    return expected
+
+
+def judge(
+    exercise: Exercise,
+    seed: int,
+    cases: Sequence[Case],
+    expected: Sequence[Outcome],
+    got: Sequence[Outcome],
+) -> Report:
+    """Compare what an answer did on `cases` with what it should have done."""
     differences = [_difference(exercise, e, g) for e, g in zip(expected, got, strict=True)]
     held = [difference is None for difference in differences]
     library = next((outcome.off_limits for outcome in got if outcome.off_limits), "")
@@ -75,7 +88,7 @@ def judge(exercise: Exercise, seed: int, cases: Sequence[Case], got: Sequence[Ou
         **about,
         score=score,
         parts=parts,
-        **_words(exercise, cases, got, held, first),
+        **_words(exercise, cases, got, first),
         failing=_call_words(cases[first]),
         difference=differences[first],
         printed=got[first].printed,
@@ -83,8 +96,6 @@ def judge(exercise: Exercise, seed: int, cases: Sequence[Case], got: Sequence[Ou
 
 
 def _difference(exercise: Exercise, expected: Outcome, got: Outcome) -> str | None:
-    if expected.raised:  # the reference must not fail: that would be the course's defect
-        raise RuntimeError(f"the reference of {exercise.id} raised {expected.raised}")
     if got.raised:
         if got.raised.type == "NotImplementedError":
             return "the gap is still open"
@@ -98,12 +109,12 @@ def _count(part: str, cases: Sequence[Case], held: Sequence[bool]) -> tuple[int,
     return sum(mine), len(mine)
 
 
-def _words(exercise, cases, got, held, first) -> dict[str, str]:
+def _words(exercise, cases, got, first) -> dict[str, str]:
     """The sentence about the idea, and the hint behind it."""
     raised = got[first].raised
     if raised and raised.type == "NotImplementedError":
         return {"sentence": f"Not solved yet: {exercise.task}", "further": exercise.nudge}
-    if found := _explain(exercise, cases, got, held, first):
+    if found := _explain(exercise, cases, got, first):
         return {
             "sentence": found.hint,
             "further": found.further or exercise.nudge,
@@ -117,15 +128,12 @@ def _words(exercise, cases, got, held, first) -> dict[str, str]:
     }
 
 
-def _explain(exercise, cases, got, held, first) -> Misconception | None:
-    """The misconception that gives the learner's outcome on every case; failing that, one that
-    does so on the failing cases of the first part that fails."""
-    everywhere = sorted(zip(cases, got, held, strict=True), key=lambda each: each[2])
-    part = [each for each in everywhere if not each[2] and each[0].part == cases[first].part]
-    for these in (everywhere, part):
-        for wrong in exercise.misconceptions:
-            if all(_same(exercise, wrong, case, outcome) for case, outcome, _ in these):
-                return wrong
+def _explain(exercise, cases, got, first) -> Misconception | None:
+    """The misconception that does what the learner's answer does, on every case."""
+    smallest_first = [(cases[first], got[first]), *zip(cases, got, strict=True)]
+    for wrong in exercise.misconceptions:
+        if all(_same(exercise, wrong, case, outcome) for case, outcome in smallest_first):
+            return wrong
     return None
 
 

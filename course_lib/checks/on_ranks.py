@@ -1,4 +1,4 @@
-"""Run an answer on real ranks, each of which holds its own data and cannot see the others'.
+"""Run an answer on real ranks, each of which is given its own data and none of the others'.
 
 So an answer that needs what another rank holds has to communicate: no arithmetic on its own
 arguments gives the right result.

@@ -4,6 +4,8 @@ None, bool, int, float, str, lists and string-keyed dicts of them, and numpy arr
 Values are rebuilt, not passed on: a subclass with an `__eq__` of its own does not survive.
 """
 
+import sys
+
 import numpy as np
 
 Plain = None | bool | int | float | str | list | dict | np.ndarray
@@ -30,10 +32,11 @@ def plain(value: object) -> Plain:
         return [plain(item) for item in value]
     if isinstance(value, dict):
         return {_key(key): plain(item) for key, item in value.items()}
-    if hasattr(value, "detach"):  # a torch tensor
+    torch = sys.modules.get("torch")
+    if torch and isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         if not value.dim():
-            return value.item()
+            return plain(value.item())
         value = (value.float() if value.dtype.itemsize == 2 else value).numpy()
     if type(value) is np.ndarray and value.dtype.kind in "biuf":
         return value.copy()

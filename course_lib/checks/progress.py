@@ -51,6 +51,15 @@ def read(path: Path | None = None) -> list[dict]:
     path = path or file()
     if path is None or not path.exists():
         return []
+    try:
+        return _read(path)
+    except OSError as error:
+        raise CourseError(
+            f"The progress file {path} could not be read ({error.strerror}): see what lies there."
+        ) from error
+
+
+def _read(path: Path) -> list[dict]:
     lines = path.read_bytes().splitlines()
     records = [_parse(line) for line in lines]
     if None not in records:
@@ -67,9 +76,10 @@ def read(path: Path | None = None) -> list[dict]:
 def _parse(line: bytes) -> dict | None:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     wanted = {"exercise": str, "points": int, "score": int, "when": str}
     if not isinstance(record, dict):
         return None
-    return record if all(isinstance(record.get(k), t) for k, t in wanted.items()) else None
+    typed = all(type(record.get(key)) is kind for key, kind in wanted.items())
+    return record if typed and 0 <= record["score"] <= record["points"] else None

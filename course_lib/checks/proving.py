@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from course_lib.checks.answering import outcomes
 from course_lib.checks.checking import evaluate
 from course_lib.checks.exercise import Exercise
-from course_lib.checks.judging import LIBRARY, Report, judge
+from course_lib.checks.judging import LIBRARY, Report, expect, judge
 
 
 @dataclass(frozen=True)
@@ -60,4 +60,5 @@ def _calls_the_library(exercise, seed) -> Proof:
 def _judge(exercise: Exercise, seed: int, answer) -> Report:
     """As `evaluate`, but the answer may call the course's own: it is made from it."""
     cases = exercise.all_cases(seed)
-    return judge(exercise, seed, cases, outcomes(answer, cases, exercise.run))
+    got = outcomes(answer, cases, exercise.run)
+    return judge(exercise, seed, cases, expect(exercise, cases), got)

@@ -47,7 +47,17 @@ def course() -> None:
 def main() -> None:
     """Run the command line. Bad input is one sentence on stderr and exit code 2."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except CourseError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(2) from None
+        _refuse(str(error))
+    except Exception as error:
+        # A usage error of the command-line parser: a number that is none, an unknown command.
+        if not hasattr(error, "format_message"):
+            raise
+        _refuse(f"{error.format_message()} `course --help` lists what there is.")
+    raise SystemExit(code)
+
+
+def _refuse(sentence: str) -> None:
+    print(sentence, file=sys.stderr)
+    raise SystemExit(2) from None

@@ -197,7 +197,7 @@ def _read_given(root: Path) -> tuple[list[str], dict[str, str]]:
         return [], {}
     try:
         given = json.loads(path.read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         given = None
     if isinstance(given, dict):
         return [], given

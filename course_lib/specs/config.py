@@ -7,6 +7,7 @@ what then holds, as in the configuration classes of transformers 5. The sizes mu
 """
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -63,7 +64,7 @@ def read_config(config: str | Path | Mapping, name: str | None = None) -> ModelS
         own_name = config.get("_name_or_path") or keys.model_type
     else:
         path = Path(config)
-        path = path / "config.json" if path.is_dir() else path
+        path = path / "config.json" if os.path.isdir(path) else path
         keys = _Keys(str(path), _load(path))
         own_name = path.resolve().parent.name if path.name == "config.json" else path.stem
     return _spec(keys, str(name or own_name))

@@ -342,15 +342,16 @@ def _headroom_by_name(ledger, gpu_bytes):
 
 
 def _fresh_ledgers(rng: Random) -> list[Case]:
-    return [_ledger_case(rng.randrange(10**9, 10**10), 80 * 2**30) for _ in range(3)]
+    return [
+        _ledger_case(rng.randrange(10**9, 10**10), 80 * 2**30, sizes=rng.sample(range(1, 20), 3))
+        for _ in range(3)
+    ]
 
 
-def _ledger_case(parameters: int, gpu_bytes: int) -> Case:
-    ledger = {
-        "parameters": 2 * parameters,
-        "gradients": 2 * parameters,
-        "optimizer_states": 12 * parameters,
-    }
+def _ledger_case(parameters: int, gpu_bytes: int, sizes=(2, 4, 12)) -> Case:
+    """The three sizes differ, so that no line can stand in for another."""
+    categories = ("parameters", "gradients", "optimizer_states")
+    ledger = {name: size * parameters for name, size in zip(categories, sizes, strict=True)}
     return Case(f"{parameters:,} parameters", (ledger, gpu_bytes))
 
 
@@ -370,6 +371,11 @@ HEADROOM = Exercise(
             lambda led, gpu: gpu - led["parameters"] - led["optimizer_states"],
             "You left out the gradients: between backward and the step they are as resident as the "
             "parameters.",
+        ),
+        Misconception(
+            "parameters taken for gradients",
+            lambda led, gpu: gpu - 2 * led["parameters"] - led["optimizer_states"],
+            "You counted the parameters twice and never read the gradients.",
         ),
         Misconception(
             "weights only",

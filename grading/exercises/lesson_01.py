@@ -118,7 +118,8 @@ BLOCK = Exercise(
         Misconception(
             "norms with biases",
             _block(lambda h, i, kv: 2 * h),
-            "You gave each norm a bias. RMSNorm has a weight alone; LayerNorm has both.",
+            "You are 2 * hidden too high: a block has two norms, and RMSNorm has a weight alone, "
+            "no bias.",
         ),
     ),
 )
@@ -176,6 +177,12 @@ MODEL = Exercise(
     library=(specs.read_config, specs.ModelSpec.tensors, specs.ModelSpec.parameters),
     nudge="Four terms: vocab * hidden, layers * block, hidden, and vocab * hidden again if untied.",
     misconceptions=(
+        Misconception(
+            "condition reversed",
+            _model(lambda table, h, block, tied: table if tied else -table),
+            "Your condition is the wrong way round: tied embeddings need no second table, untied "
+            "ones do.",
+        ),
         Misconception(
             "head counted although tied",
             _model(lambda table, h, block, tied: table if tied else 0),
@@ -245,6 +252,17 @@ def _recipe_cases(name: str, *args) -> list[Case]:
     return [Case(name, args, part) for part in ("parameters", "gradients", "optimizer_states")]
 
 
+def _one_line(answer, case):
+    """Each part of the exercise looks at one line of the answer."""
+    lines = answer(*case.args)
+    if not isinstance(lines, dict) or case.part not in lines:
+        raise TypeError(
+            f'return a dict with the keys {", ".join(RECIPE.points)}; there is no "{case.part}" '
+            f"in {lines!r:.80}"
+        )
+    return lines[case.part]
+
+
 RECIPES = {  # name: bytes of a parameter, of a gradient; fp32 master copy; fp32 moments
     "fp32 AdamW": (4, 4, False, 2),
     "bf16 AdamW with an fp32 master copy": (2, 2, True, 2),
@@ -261,7 +279,7 @@ RECIPE = Exercise(
     reference=bytes_per_parameter,
     alternatives=(_recipe_by_list,),
     cases=tuple(c for name, args in RECIPES.items() for c in _recipe_cases(name, *args)),
-    run=lambda answer, case: answer(*case.args)[case.part],
+    run=_one_line,
     library=(ledger.model_states,),
     nudge="The optimizer's states are fp32, 4 bytes each: moments, and the master if it is kept.",
     misconceptions=(
@@ -276,6 +294,12 @@ RECIPE = Exercise(
             _recipe(lambda p, g, master, m: {"optimizer_states": 4 * master + p * m}),
             "You keep the moments in the parameters' precision; in these recipes they are fp32, "
             "4 bytes each.",
+        ),
+        Misconception(
+            "all states in the parameter's precision",
+            _recipe(lambda p, g, master, m: {"optimizer_states": p * (master + m)}),
+            "You keep all of the optimizer's states in the parameters' precision, the master too. "
+            "They are fp32, 4 bytes each: that is what a master copy is for.",
         ),
         Misconception(
             "one moment",
@@ -362,6 +386,18 @@ STAGES = Exercise(
     library=(ledger.model_states,),
     nudge="Stage 1 shards the 12, stage 2 the gradients' 2 as well, stage 3 the parameters' 2 too.",
     misconceptions=(
+        Misconception(
+            "one stage late",
+            _stages([(12, 2), (2, 3), (2, 4)]),
+            "You shard each line one stage too late: stage 1 already shards the optimizer states.",
+            "Is it > where it should be >=?",
+        ),
+        Misconception(
+            "padded once instead of per line",
+            lambda p, n, s: _stages([(12, 1), (2, 2), (2, 3)], divide=lambda a, b: a / b)(p, n, s),
+            "Your shard is not a whole number of parameters. Round parameters / ranks up first, "
+            "then multiply by the bytes.",
+        ),
         Misconception(
             "everything sharded from stage 1",
             _stages([(16, 1)]),
@@ -453,6 +489,7 @@ LARGEST = Exercise(
     fresh=lambda rng: [
         _largest_case(rng.randrange(8, 200), rng.randrange(3, 500), stage) for stage in range(4)
     ],
+    compare=close(0.0, 1.0),  # a float's rounding may move the last parameter
     library=(ledger.model_states,),
     nudge="Bytes per parameter at this stage: what is whole, plus what is sharded over N. Divide.",
     misconceptions=(
