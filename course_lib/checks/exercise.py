@@ -47,6 +47,14 @@ def call(answer: Answer, case: Case) -> object:
     return answer(*case.args)
 
 
+def call_for_a_line(answer: Answer, case: Case) -> object:
+    """Call an answer that returns a dict, and take the line that the case's part is about."""
+    lines = answer(*case.args)
+    if isinstance(lines, dict) and case.part in lines:
+        return lines[case.part]
+    raise TypeError(f"return a dict that has the key {case.part!r}; it returned {lines!r:.80}")
+
+
 def nothing_fresh(rng: Random) -> Iterable[Case]:
     """For an exercise whose fixed cases are all there is."""
     return ()

@@ -4,7 +4,7 @@ from random import Random
 
 from course_lib import ledger, specs
 from course_lib.checks.comparison import close
-from course_lib.checks.exercise import Case, Exercise, Misconception
+from course_lib.checks.exercise import Case, Exercise, Misconception, call_for_a_line
 
 # --- 01-block: the parameters of one Llama block ------------------------------------------------
 
@@ -252,17 +252,6 @@ def _recipe_cases(name: str, *args) -> list[Case]:
     return [Case(name, args, part) for part in ("parameters", "gradients", "optimizer_states")]
 
 
-def _one_line(answer, case):
-    """Each part of the exercise looks at one line of the answer."""
-    lines = answer(*case.args)
-    if not isinstance(lines, dict) or case.part not in lines:
-        raise TypeError(
-            f'return a dict with the keys {", ".join(RECIPE.points)}; there is no "{case.part}" '
-            f"in {lines!r:.80}"
-        )
-    return lines[case.part]
-
-
 RECIPES = {  # name: bytes of a parameter, of a gradient; fp32 master copy; fp32 moments
     "fp32 AdamW": (4, 4, False, 2),
     "bf16 AdamW with an fp32 master copy": (2, 2, True, 2),
@@ -279,7 +268,7 @@ RECIPE = Exercise(
     reference=bytes_per_parameter,
     alternatives=(_recipe_by_list,),
     cases=tuple(c for name, args in RECIPES.items() for c in _recipe_cases(name, *args)),
-    run=_one_line,
+    run=call_for_a_line,
     library=(ledger.model_states,),
     nudge="The optimizer's states are fp32, 4 bytes each: moments, and the master if it is kept.",
     misconceptions=(
