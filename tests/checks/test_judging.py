@@ -169,3 +169,56 @@ def test_a_failed_check_shows_one_line():
     assert CheckFailed("99-double scored 0 of 3 points")._render_traceback_() == [
         "CheckFailed: 99-double scored 0 of 3 points"
     ]
+
+
+class PretendsToBeATensor:
+    def detach(self):
+        return self
+
+    cpu = detach
+
+    def dim(self):
+        return 0
+
+    def item(self):
+        return AlwaysEqual(0)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [PretendsToBeATensor(), 10**5000, [[1.0], [1.0, 2.0]], float("inf"), {"a": object()}],
+    ids=["pretender", "huge", "ragged", "infinite", "an object inside"],
+)
+def test_whatever_an_answer_returns_a_report_comes_back(value):
+    verdict = report(lambda x: value)
+    assert verdict.score == 0 and verdict.difference
+
+
+def test_a_ragged_list_is_compared_with_an_array():
+    assert exactly(np.ones(2), [[1.0], [1.0, 2.0]]) is not None
+    assert close(1e-6)(1.0, 10**5000) is not None
+
+
+def test_an_answer_that_exits_is_an_outcome_too():
+    verdict = report(lambda x: sys.exit(3))
+    assert verdict.sentence == "Your function raised SystemExit."
+
+
+def test_the_expected_values_are_worked_out_before_the_answer_runs():
+    def vandal(x):
+        double.__code__ = (lambda x: 0).__code__
+        return 0
+
+    before = double.__code__
+    try:
+        assert report(vandal).score == 0
+    finally:
+        double.__code__ = before
+
+
+def test_a_lesson_made_of_the_reference_is_off_limits_as_a_whole():
+    from grading.exercises import lesson_01
+
+    helper = lesson_01._stages([(12, 1), (2, 2), (2, 3)])
+    verdict = evaluate(lesson_01.STAGES, lambda *args: helper(*args), seed=1)
+    assert verdict.score == 0 and verdict.misconception == LIBRARY

@@ -35,7 +35,7 @@ def test_outside_a_work_folder_nothing_is_recorded(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "damage", [b'{"exercise": "01-bl\n', b"\xff\xfe\n", b'{"score": 1}\n', b"[]\n"]
+    "damage", [b'{"exercise": "01-bl\n', b"\xff\xfe\n", b'{"score": 1}\n', b"[]\n", b"[" * 200_000]
 )
 def test_a_damaged_file_is_moved_aside_and_what_can_be_read_is_kept(path, damage):
     progress.record(REPORT, path)
