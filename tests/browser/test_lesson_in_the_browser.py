@@ -101,6 +101,6 @@ def test_lesson_01_runs_its_explorer_moves_and_a_check_turns(page, lab):
 
 
 def test_lesson_00_is_the_start_page(page, lab):
-    page.goto(f"{lab}/lab", timeout=BUSY)
+    page.goto(f"{lab}/", timeout=BUSY)
     until(page, lambda: any("00 · Start here" in x for x in page.locator("h1").all_inner_texts()))
     picture(page, "lesson_00_start")
