@@ -2,6 +2,7 @@
 
 import re
 import sys
+import sysconfig
 import tomllib
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distributions, requires
@@ -80,7 +81,9 @@ def test_pins_work_on_any_machine():
 
 
 def test_what_is_installed_here_is_what_is_pinned():
-    installed = {canonicalize_name(d.name): d.version.split("+")[0] for d in distributions()}
+    # Where pip installs; setuptools, once imported, adds the copies that it brings to sys.path.
+    here = distributions(path=[sysconfig.get_path("purelib")])
+    installed = {canonicalize_name(d.name): d.version.split("+")[0] for d in here}
     assert "torch" in installed
     other = {n: v for n, v in installed.items() if n in lock() and v != lock()[n]}
     assert other == {}, "repeat the set-up, or run `make lock`"
