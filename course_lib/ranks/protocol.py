@@ -30,6 +30,10 @@ class Job:
         """Where a rank writes its main thread's number and, when it is asked, its stacks."""
         return self.folder / f"where-{rank}"
 
+    def log(self, rank: int) -> Path:
+        """Where a rank writes its collectives."""
+        return self.folder / f"log-{rank}"
+
 
 @dataclass(frozen=True)
 class Frame:

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from datetime import timedelta
 from multiprocessing import connection
@@ -23,8 +24,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from course_lib.errors import CourseError
 from course_lib.ranks import wire
+from course_lib.ranks.log import Entry
 from course_lib.ranks.protocol import Frame, Job, Outcome, Raised, Returned, Unsendable
+from course_lib.ranks.recorder import Recorder
+
+_recorder: Recorder | None = None
 
 SLACK = 60.0  # seconds after the parent's deadline: torch's own limits must not come first
 
@@ -72,6 +78,20 @@ def _join(rank: int, job: Job) -> None:
         timeout=timedelta(seconds=job.timeout + SLACK),
     )
     dist.barrier()  # nobody begins, and perhaps ends, while others still connect
+    _record(rank, job)
+
+
+def _record(rank: int, job: Job) -> None:
+    global _recorder
+    _recorder = Recorder(rank, job.log(rank), time.monotonic())
+    _recorder.install()
+
+
+def entries() -> tuple[Entry, ...]:
+    """The collectives that this rank has issued so far. To be called inside a rank."""
+    if _recorder is None:
+        raise CourseError("entries() was called outside a rank; call it in the function that runs")
+    return _recorder.entries()
 
 
 def _capture(path: Path) -> None:

@@ -20,7 +20,17 @@ from pathlib import Path
 from course_lib.errors import CourseError
 from course_lib.ranks import report
 from course_lib.ranks.crew import Crew, warm_up
+from course_lib.ranks.log import CollectiveLog, Reader
 from course_lib.ranks.protocol import Job, Outcome, Raised, Returned, Unsendable
+
+
+class Results(list):
+    """What each rank returned, in rank order; `log` is what each rank communicated."""
+
+    def __init__(self, values: list, log: CollectiveLog) -> None:
+        super().__init__(values)
+        self.log = log
+
 
 MOST_RANKS = 64
 MOST_TIME = 86_400  # seconds
@@ -52,7 +62,8 @@ def run(
         finally:
             crew.end()
             _replay(job)
-    return _results(outcomes, timeout)
+        log = CollectiveLog(Reader(rank, job.log(rank)).read() for rank in range(world_size))
+    return Results(_results(outcomes, timeout), log)
 
 
 def _check(fn: Callable, world_size: int, args: tuple, timeout: float, seed: int) -> None:

@@ -4,12 +4,14 @@
     Recipe(precision="zero-fp16")             dtypes, optimizer, batch: which copies there are
     Strategy("zero3", gpus=64)                who holds which shard
     Cluster(gpus=64, gpu="h100-sxm-80")       the machines
+    Collective("all_gather", 1000, 4, 8)      what crosses between ranks
 
 All are frozen dataclasses, and check what they are given. Nothing here imports more than the
 standard library.
 """
 
 from course_lib.specs.cluster import Cluster, Gpu, Link, gpu, gpus, link, links
+from course_lib.specs.collective import Collective
 from course_lib.specs.config import read_config
 from course_lib.specs.model_spec import ModelSpec
 from course_lib.specs.optimizer import OPTIMIZERS, Optimizer
@@ -29,6 +31,7 @@ __all__ = [
     "PRECISIONS",
     "SHARDED",
     "Cluster",
+    "Collective",
     "Copy",
     "Gpu",
     "Link",
