@@ -18,10 +18,30 @@ def on_ranks(answer: Answer, case: Case) -> dict[str, object]:
 
     Gives what the answer returned on each rank: {"rank 0": …, "rank 1": …}.
     """
+    return {f"rank {rank}": result for rank, result in enumerate(_run(answer, case))}
+
+
+def on_ranks_with_log(answer: Answer, case: Case) -> dict[str, object]:
+    """As `on_ranks`, and what each rank communicated to get there: how often, how many bytes.
+
+    So the right numbers are not enough: they must have travelled as they should. Gives
+    {"rank 0": {"returned": …, "calls": {"send": 3}, "bytes": {"send": 120}}, …}.
+    """
+    results = _run(answer, case)
+    return {
+        f"rank {rank}": {
+            "returned": result,
+            "calls": results.log.counts(rank),
+            "bytes": results.log.bytes(rank),
+        }
+        for rank, result in enumerate(results)
+    }
+
+
+def _run(answer: Answer, case: Case) -> list:
     (inputs,) = case.args
     try:
-        results = ranks.run(_own, world_size=len(inputs), args=(answer, inputs), timeout=TIMEOUT)
-        return {f"rank {rank}": result for rank, result in enumerate(results)}
+        return ranks.run(_own, world_size=len(inputs), args=(answer, inputs), timeout=TIMEOUT)
     except ranks.RankError as error:
         if isinstance(error.__cause__, NotImplementedError):
             raise NotImplementedError(str(error)) from error
