@@ -1,23 +1,24 @@
-"""`course ledger`: what a job holds on each rank, from arithmetic alone.
+"""`course ledger`: what a job holds and communicates on each rank, from arithmetic alone.
 
 It answers at once, so it stays with the pure floors; even rich is imported for the table alone.
 What later lessons add to the ledger is named as not counted yet, and is absent from the JSON.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
 from typer import Option
 
-from course_lib import specs
+from course_lib import comm, specs
+from course_lib.comm import table as comm_table
 from course_lib.errors import CourseError
 from course_lib.ledger import COLOURS, Ledger, gib, model_states
 from course_lib.ledger.table import HEAD, notes, rows, title
 
 NOT_COUNTED = (
-    "Not counted yet: activations, gather and reduce buffers, logits, the allocator's reserve, "
-    "and communication."
+    "Not counted yet: activations, gather and reduce buffers, logits, and the allocator's reserve."
 )
 
 
@@ -56,21 +57,24 @@ def ledger(
     trainable: Annotated[float, Option(help="Fraction that is not frozen, 0 to 1.")] = 1.0,
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Predict the bytes that a job's model states take on the rank that holds most."""
+    """Predict, for the rank that has most, the bytes of a job's model states and of a step's
+    communication."""
     spec = _model(model, config)
     recipe = specs.Recipe(
         precision, optimizer, micro_batch, seq_len, grad_accum, checkpointing, trainable
     )
-    plan = specs.Strategy(strategy, gpus, gpus_per_node, wrap, reshard_after_forward, offload)
+    spread = specs.Strategy(strategy, gpus, gpus_per_node, wrap, reshard_after_forward, offload)
     device = specs.gpu(gpu)
-    predicted = model_states(spec, recipe, plan)
+    predicted = model_states(spec, recipe, spread)
+    plan = comm.step(spec, recipe, spread)
     if as_json:
         job = {"model": spec.name, "strategy": strategy, "gpu": gpu}
-        job |= asdict(plan) | asdict(recipe) | ({"config": config} if config else {})
-        del job["name"]  # the plan's: it is the strategy
-        print(json.dumps({"job": job, **predicted.to_dict()}, indent=2))
+        job |= asdict(spread) | asdict(recipe) | ({"config": config} if config else {})
+        del job["name"]  # the strategy's, which it has already
+        told = {"job": job, **predicted.to_dict(), "communication": plan.to_dict()}
+        print(json.dumps(told, indent=2))
     else:
-        _print_table(predicted, device)
+        _print_tables(predicted, plan, device)
 
 
 def _model(model: str, config: str) -> specs.ModelSpec:
@@ -82,23 +86,39 @@ def _model(model: str, config: str) -> specs.ModelSpec:
     return specs.model(model) if model else specs.read_config(config)
 
 
-def _print_table(predicted: Ledger, device: specs.Gpu) -> None:
+def _print_tables(predicted: Ledger, plan: comm.Plan, device: specs.Gpu) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column(HEAD[0])
-    for heading in HEAD[1:]:
-        table.add_column(heading, justify="right", no_wrap=True)
+    memory = _table(HEAD)
     for row in rows(predicted):
         what, *numbers = row.cells
         swatch = f"[{COLOURS[row.category]}]\N{BLACK SQUARE}[/] " if row.category else "  "
-        table.add_row(swatch + what, *numbers, style="bold" if row.category or row.total else "")
+        memory.add_row(swatch + what, *numbers, style="bold" if row.category or row.total else "")
+    *heads, _ = comm_table.HEAD
+    traffic = _table(heads)
+    traffic.add_column("why")
+    *lines, total = comm_table.rows(plan)
+    for line in lines:
+        traffic.add_row(*line)
+    traffic.add_row(*total, style="bold")
     console = Console(highlight=False, soft_wrap=True)
     console.print(title(predicted), markup=False)
-    console.print(table)
-    after = [*notes(predicted), _verdict(predicted.total, device), NOT_COUNTED]
-    console.print("\n".join(after), markup=False)
+    console.print(memory)
+    console.print("\n".join([*notes(predicted), _verdict(predicted.total, device)]), markup=False)
+    console.print()
+    console.print(traffic)
+    console.print(NOT_COUNTED, markup=False)
+
+
+def _table(heads: Sequence[str]):
+    """A table without lines: what it is about to the left, numbers to the right."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column(heads[0], no_wrap=True)
+    for heading in heads[1:]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
 
 
 def _verdict(total: int, device: specs.Gpu) -> str:

@@ -1,5 +1,7 @@
 """Explorers: a few sliders over a pure function. `base` says how one is made."""
 
+from course_lib.explorers.buckets import bucket_overlap
 from course_lib.explorers.memory import memory_ledger
+from course_lib.explorers.network import network_price
 
-__all__ = ["memory_ledger"]
+__all__ = ["bucket_overlap", "memory_ledger", "network_price"]

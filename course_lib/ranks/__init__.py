@@ -9,15 +9,26 @@ puts what went wrong in words. Importing this package loads no torch: the first 
 the process that forks the ranks is loading it too.
 """
 
+from course_lib.errors import CourseError
 from course_lib.ranks.crew import warm_up
-from course_lib.ranks.report import RankError, RankTimeout
+from course_lib.ranks.report import RankDesync, RankError, RankInterrupt, RankTimeout
 from course_lib.ranks.run import run
 
-__all__ = ["RankError", "RankTimeout", "entries", "run", "warm_up"]
+__all__ = [
+    "RankDesync",
+    "RankError",
+    "RankInterrupt",
+    "RankTimeout",
+    "entries",
+    "run",
+    "warm_up",
+]
 
 
 def entries():
     """The collectives that this rank has issued so far, a tuple. To be called inside a rank."""
-    from course_lib.ranks import rank  # loads torch
+    from course_lib.ranks.recorder import Recorder  # loads torch
 
-    return rank.entries()
+    if Recorder.current is None:
+        raise CourseError("entries() was called outside a rank; call it in the function that runs")
+    return Recorder.current.entries()

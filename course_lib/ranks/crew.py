@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import connection, forkserver
 from multiprocessing.process import BaseProcess
@@ -21,6 +21,7 @@ from multiprocessing.process import BaseProcess
 from course_lib.ranks import stack
 from course_lib.ranks.protocol import Died, Job, Outcome, Returned, Unfinished
 
+LOOK = 0.2  # seconds between two looks at ranks at work
 GRACE = 1.0  # seconds for the others to report, once a rank has failed
 ANSWER = 0.5  # seconds for a rank at work to say where
 LEAVING = 0.5  # seconds to leave before a rank is killed
@@ -43,6 +44,7 @@ class Crew:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.members: list[Member] = []
+        self.found: dict[int, Outcome] = {}
 
     def start(self) -> None:
         """Start one fresh process for each rank."""
@@ -61,25 +63,34 @@ class Crew:
             self.members.append(Member(rank, process, ours))
             theirs.close()
 
-    def outcomes(self) -> list[Outcome]:
-        """What became of each rank, in rank order, at the latest soon after the job's deadline.
+    def watch(self, look: Callable[[dict[int, Outcome]], bool]) -> None:
+        """Until each rank has an outcome, at the latest soon after the job's deadline.
 
-        The first failure brings the deadline forward.
+        The first failure brings the deadline forward. A few times a second `look` is called with
+        the outcomes so far; the run is over when it says so.
         """
-        found: dict[int, Outcome] = {}
-        deadline = time.monotonic() + self.job.timeout
-        while missing := [member for member in self.members if member.rank not in found]:
+        now = time.monotonic()
+        deadline, next_look = now + self.job.timeout, now + LOOK
+        while missing := self._missing():
+            now = time.monotonic()
+            if now >= next_look:
+                next_look = now + LOOK
+                if look(self.found):
+                    return
+            if now >= deadline:
+                return
             sources = [source for m in missing for source in (m.pipe, m.process.sentinel)]
-            ready = connection.wait(sources, max(0.0, deadline - time.monotonic()))
-            if not ready:
-                break
+            ready = connection.wait(sources, max(0.0, min(deadline, next_look) - now))
             for member in missing:
                 if member.pipe in ready or member.process.sentinel in ready:
-                    found[member.rank] = _receive(member)
-                    if not isinstance(found[member.rank], Returned):
+                    self.found[member.rank] = outcome = _receive(member)
+                    if not isinstance(outcome, Returned):
                         deadline = min(deadline, time.monotonic() + GRACE)
-        found |= self._locate(missing)
-        return [found[member.rank] for member in self.members]
+
+    def outcomes(self) -> list[Outcome]:
+        """What has become of each rank, in rank order; of those at work, where they are."""
+        outcomes = self.found | self._locate(self._missing())
+        return [outcomes[member.rank] for member in self.members]
 
     def end(self) -> None:
         """End all ranks and whatever they started."""
@@ -94,6 +105,9 @@ class Crew:
                 os.killpg(member.process.pid, signal.SIGKILL)
             member.process.join()
             member.process.close()
+
+    def _missing(self) -> list[Member]:
+        return [member for member in self.members if member.rank not in self.found]
 
     def _locate(self, at_work: list[Member]) -> dict[int, Unfinished]:
         """Ask ranks where they are. A rank can be asked once its file has a first line."""

@@ -1,22 +1,12 @@
 """The collective log: every collective that each rank issued, in order, as plain data.
 
-A rank writes it while it runs (`recorder` tells how), so that what a rank did before it hung or
-died can still be read. Each line of the file is one event, a JSON list:
-
-    ["group", name, [ranks]]                                  a process group, at its first use
-    ["enter", index, group, seq, kind, elements, dtype, itemsize, peer, [file, line, function], t]
-    ["wait", index, t]                                        the rank blocks until it is done
-    ["done", index, t]                                        it is done
-
-`index` counts a rank's collectives, `seq` those of one group: where ranks are in step, the same
-`seq` of a group is the same collective. A send or recv counts its own `seq`, per pair of ranks.
+A rank writes it to a file while it runs (`recorder` tells how, `reader` what the file holds), so
+that what a rank did before it hung or died can still be read.
 """
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 
 from course_lib.ranks import stack
 from course_lib.ranks.protocol import Frame
@@ -29,9 +19,10 @@ class Entry:
 
     `kind`, `elements` and `itemsize` are those of specs.Collective, which counts the bytes.
     `members` are the ranks of the group called `group`; `seq` counts from 1. `peer` is the root,
-    or the other rank of a send or recv; None where there is none. `frame` is the learner's line.
-    Times are in seconds; `end` is None for what never came to an end. `waiting` is True where the
-    rank was blocked until it ended, or still is.
+    or the other rank of a send or recv (None for a recv from any); None where there is none. `tag`
+    is that of a send or recv. `frame` is the learner's line. Times are in seconds; `end` is None
+    for what never came to an end. `waiting` is True where the rank was blocked until it ended, or
+    still is.
     """
 
     rank: int
@@ -47,6 +38,7 @@ class Entry:
     start: float
     end: float | None = None
     waiting: bool = False
+    tag: int = 0
 
     @property
     def ranks(self) -> int:
@@ -100,6 +92,11 @@ class CollectiveLog(Sequence):
         """How many ranks there are."""
         return len(self._ranks)
 
+    @property
+    def last(self) -> dict[int, Entry]:
+        """The last entry of each rank that has one."""
+        return {rank: entries[-1] for rank, entries in enumerate(self) if entries}
+
     def counts(self, rank: int = 0) -> dict[str, int]:
         """How many collectives of each kind a rank issued, in order of first use."""
         return dict(Counter(entry.kind for entry in self[rank]))
@@ -120,49 +117,9 @@ class CollectiveLog(Sequence):
         return f"CollectiveLog of {len(self)} ranks; rank 0: {', '.join(words) or 'nothing'}"
 
 
-class Reader:
-    """Reads what a rank has written so far; `read` again gives what has come since, too."""
+class Results(list):
+    """What each rank returned, in rank order; `log` is what each rank communicated."""
 
-    def __init__(self, rank: int, path: Path) -> None:
-        self.rank, self._path, self._offset = rank, path, 0
-        self._groups: dict[str, tuple[int, ...]] = {}
-        self._entries: list[Entry] = []
-
-    def read(self) -> tuple[Entry, ...]:
-        """All entries so far. A line that is not whole yet is left for the next time."""
-        for event, *values in self._events():
-            if event == "group":
-                self._groups[values[0]] = tuple(values[1])
-            elif event == "enter":
-                self._entries.append(self._entry(*values))
-            else:
-                index, time = values
-                change = {"waiting": True} if event == "wait" else {"end": time}
-                self._entries[index] = replace(self._entries[index], **change)
-        return tuple(self._entries)
-
-    def _events(self) -> Iterator[list]:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                text = file.read()
-        except FileNotFoundError:
-            return
-        whole = text.rfind(b"\n") + 1
-        self._offset += whole
-        yield from map(json.loads, text[:whole].splitlines())
-
-    def _entry(self, index, group, seq, kind, elements, dtype, itemsize, peer, frame, time):
-        return Entry(
-            rank=self.rank,
-            kind=kind,
-            elements=elements,
-            dtype=dtype,
-            itemsize=itemsize,
-            group=group,
-            members=self._groups[group],
-            seq=seq,
-            peer=peer,
-            frame=Frame(*frame) if frame else None,
-            start=time,
-        )
+    def __init__(self, values: list, log: CollectiveLog) -> None:
+        super().__init__(values)
+        self.log = log

@@ -19,7 +19,7 @@ class Job:
     world_size: int
     folder: Path
     timeout: float  # seconds
-    seed: int
+    seed: int | None  # None: seed nothing
     environment: Mapping[str, str]
 
     def output(self, rank: int) -> Path:

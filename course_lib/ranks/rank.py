@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from datetime import timedelta
 from multiprocessing import connection
@@ -24,27 +23,24 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from course_lib.errors import CourseError
 from course_lib.ranks import wire
-from course_lib.ranks.log import Entry
 from course_lib.ranks.protocol import Frame, Job, Outcome, Raised, Returned, Unsendable
 from course_lib.ranks.recorder import Recorder
-
-_recorder: Recorder | None = None
 
 SLACK = 60.0  # seconds after the parent's deadline: torch's own limits must not come first
 
 
 def main(rank: int, job: Job, pipe: connection.Connection) -> None:
     """Be rank `rank` of `job`, report one outcome over `pipe`, leave when the parent closes it."""
-    os.setsid()  # Ctrl-C is for the parent; and what this rank starts can be ended with it
+    if hasattr(os, "setsid"):
+        os.setsid()  # Ctrl-C is for the parent; and what this rank starts can be ended with it
     _capture(job.output(rank))
     threading.Thread(target=_leave_with_parent, args=(pipe,), daemon=True).start()
     _listen(job.where(rank), job.timeout + SLACK)
     try:
         outcome = _work(rank, job)
     except BaseException as error:  # SystemExit and KeyboardInterrupt, too, end this rank only
-        outcome = _raised(error)
+        outcome = raised(error)
     sys.stdout.flush()
     pipe.send(outcome)
     threading.Event().wait()
@@ -55,9 +51,11 @@ def _work(rank: int, job: Job) -> Outcome:
     os.environ.update(job.environment)
     fn, args = wire.unpack(job.work)
     torch.set_num_threads(max(1, _cores() // job.world_size))
-    _seed(job.seed + rank)  # each rank draws its own numbers, the same at every run
+    seed_all(None if job.seed is None else job.seed + rank)
     _join(rank, job)
+    recorder = Recorder.start(rank, job.log(rank))
     value = fn(*args)
+    recorder.settle()
     try:
         return Returned(wire.pack(value))
     except Exception as error:
@@ -66,9 +64,7 @@ def _work(rank: int, job: Job) -> Outcome:
 
 def _join(rank: int, job: Job) -> None:
     """Meet the other ranks: gloo over the loopback device, rendezvous in a file."""
-    names = {name for _, name in socket.if_nameindex()}
-    for loopback in names & {"lo", "lo0"}:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    use_loopback()
     dist.set_debug_level_from_env()  # torch read it before this run's environment was there
     dist.init_process_group(
         "gloo",
@@ -78,20 +74,13 @@ def _join(rank: int, job: Job) -> None:
         timeout=timedelta(seconds=job.timeout + SLACK),
     )
     dist.barrier()  # nobody begins, and perhaps ends, while others still connect
-    _record(rank, job)
 
 
-def _record(rank: int, job: Job) -> None:
-    global _recorder
-    _recorder = Recorder(rank, job.log(rank), time.monotonic())
-    _recorder.install()
-
-
-def entries() -> tuple[Entry, ...]:
-    """The collectives that this rank has issued so far. To be called inside a rank."""
-    if _recorder is None:
-        raise CourseError("entries() was called outside a rank; call it in the function that runs")
-    return _recorder.entries()
+def use_loopback() -> None:
+    """Where all ranks are on this machine, gloo need not find out the machine's own name."""
+    names = {name for _, name in socket.if_nameindex()}
+    for loopback in names & {"lo", "lo0"}:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
 
 
 def _capture(path: Path) -> None:
@@ -117,7 +106,8 @@ def _listen(path: Path, last_resort: float) -> None:
     file = open(path, "w")  # noqa: SIM115 (open as long as this process lives)
     file.write(f"{threading.get_ident():x}\n")
     file.flush()
-    faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+    if hasattr(faulthandler, "register"):  # not on Windows
+        faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
     faulthandler.dump_traceback_later(last_resort, exit=True, file=file)
 
 
@@ -127,13 +117,16 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _seed(seed: int) -> None:
+def seed_all(seed: int | None) -> None:
+    """Seed torch, numpy and random; None leaves them as in a new process."""
     random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    np.random.seed(None if seed is None else seed % 2**32)
+    if seed is not None:
+        torch.manual_seed(seed)
 
 
-def _raised(error: BaseException) -> Raised:
+def raised(error: BaseException) -> Raised:
+    """The outcome of a rank whose function ended with this exception."""
     stack = traceback.walk_tb(error.__traceback__)
     frames = (Frame(f.f_code.co_filename, line, f.f_code.co_name) for f, line in stack)
     return Raised(type(error).__name__, _message(error), tuple(frames), _packed(error))

@@ -1,19 +1,20 @@
 """How a rank's collectives come to be logged: from torch's dispatcher, where all of them pass.
 
 Every collective, whoever calls it (Python, DDP's reducer in C++, FSDP, DeepSpeed), is one operator
-`c10d::…` on its way to the backend. Here each of these operators gets a kernel at the Autograd
-key, which writes an event, passes the call on to where it was going, and writes another event when
-it is done. Operators do nothing at that key by themselves, so nothing else changes.
+`c10d::…` on its way to the backend. Here each of these operators gets a kernel at the key that
+comes right before the backends, which writes an event, passes the call on to where it was going,
+and writes another event when it is done. Operators do nothing at that key by themselves, so
+nothing else changes.
 
 Done is when the backend's future says so. A send or recv has no such future: it is done when a
-wait for it returns. Under `torch.inference_mode` operators pass by the Autograd key: collectives
-called there are not seen (under `torch.no_grad` they are). The reduction (sum, max) is not seen
-either, as the operator carries it in a form that Python cannot read.
+wait for it returns. Waits are seen where they are called from Python: of what C++ waits for, only
+the end is seen. The reduction (sum, max) is not seen, as the operator carries it in a form that
+Python cannot read.
 """
 
 import json
-import os
 import sys
+import threading
 import time
 import weakref
 from collections import Counter
@@ -24,11 +25,12 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks import stack
-from course_lib.ranks.log import Entry, Reader
+from course_lib.ranks.log import Entry
 from course_lib.ranks.protocol import Frame
+from course_lib.ranks.reader import MOST, Reader
 
-KEYS = ("AutogradCPU", "AutogradCUDA")
-MOST = 200_000  # entries of one rank; what comes after is not logged
+KEY = "BackendSelect"
+BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 
 # operator: kind, which arguments hold the whole buffer, the group, and the root or other rank
 OPERATORS = {
@@ -53,49 +55,50 @@ OPERATORS = {
     "barrier": ("barrier", None, 1, None),
     "monitored_barrier_": ("barrier", None, 1, None),
 }
+PAIRED = ("send", "recv")
 ONE_OF_N = ("gather", "scatter")  # their argument is one rank's part: only the root has the whole
 
 
 class Recorder:
-    """Writes this rank's events to `path`. Times are seconds from `zero`, a time.monotonic()."""
+    """Writes a rank's events to a file. Times are in seconds from when it was made."""
 
-    def __init__(self, rank: int, path: Path, zero: float) -> None:
-        self._rank, self._path, self._zero = rank, path, zero
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._library = torch.library.Library("c10d", "IMPL")
+    current: "Recorder | None" = None  # whom this process tells of its collectives
+    _hooks: torch.library.Library | None = None
+
+    def __init__(self, rank: int, path: Path) -> None:
+        self._rank, self._path, self._zero = rank, path, time.monotonic()
+        self._file = path.open("ab", buffering=0)
         self._groups: dict[str, list[int]] = {}
         self._next: Counter = Counter()
         self._index = 0
         self._works = weakref.WeakKeyDictionary()  # what waits for an entry: its index
+        self._pending: dict[int, torch.futures.Future | None] = {}  # by index; None: send, recv
         self._latest = None  # kept, so that the caller is given the very object that we know
+        self._threads = False  # have there been others than at the start?
+        self._alone = threading.active_count()
 
-    def install(self) -> None:
-        """From now on, log."""
-        for name in OPERATORS:
-            for key in KEYS:
-                self._library.impl(name, self._kernel(name), key, with_keyset=True)
-        self._log_waits()
+    @classmethod
+    def start(cls, rank: int, path: Path) -> "Recorder":
+        """From now on, log to a new file, counting from 1."""
+        cls._hooks = cls._hooks or _hook_up()
+        cls.current = cls(rank, path)
+        return cls.current
 
     def entries(self) -> tuple[Entry, ...]:
         """What this rank has issued so far."""
+        self.settle()
         return Reader(self._rank, self._path).read()
 
-    def _kernel(self, name: str):
-        operator = getattr(torch.ops.c10d, name).default
-        below = torch._C._after_autograd_keyset
-
-        def kernel(keys, *args):
-            index = self._enter(name, args)
-            result = operator.redispatch(keys & below, *args)
-            if index is not None:
-                self._follow(index, result)
-            return result
-
-        return kernel
+    def settle(self) -> None:
+        """Write the end of all that is done: C++ may know of it a moment before its callback."""
+        for index, future in list(self._pending.items()):
+            if future and future.done():
+                self._done(index)
 
     def _enter(self, name: str, args: tuple) -> int | None:
         if self._index >= MOST:
             return None
+        self._note_thread()
         kind, buffer, group, peer = OPERATORS[name]
         members = self._members(group := dist.ProcessGroup.unbox(args[group]))
         tensors = [] if buffer is None else _tensors(args[buffer])
@@ -103,8 +106,9 @@ class Recorder:
         if kind in ONE_OF_N:
             elements *= len(members)
         peer = None if peer is None else members[args[peer]]
+        tag = args[-1] if kind in PAIRED else 0
         dtype = tensors[0].dtype if tensors else torch.uint8
-        counter = (group.group_name, kind, peer) if kind in ("send", "recv") else group.group_name
+        counter = (group.group_name, kind, peer, tag) if kind in PAIRED else group.group_name
         self._next[counter] += 1
         index, self._index = self._index, self._index + 1
         self._write(
@@ -117,6 +121,7 @@ class Recorder:
             str(dtype).removeprefix("torch."),
             dtype.itemsize,
             peer,
+            tag,
             _learners_line(sys._getframe(2)),
             self._now(),
         )
@@ -130,42 +135,95 @@ class Recorder:
         return self._groups[group.group_name]
 
     def _follow(self, index: int, result: object) -> None:
-        """Write when it is done, and let `wait` know which entry is waited for."""
+        """See to it that its end is written, and let `wait` know what is waited for."""
         boxed = result[-1] if isinstance(result, tuple) else result
         if boxed is None:  # a monitored barrier returns when it is done
             self._write("done", index, self._now())
             return
         work = dist.Work.unbox(boxed)
+        self._works[work] = index
+        self._latest = work
         try:
             future = work.get_future()
-        except RuntimeError:  # a send or recv: `wait` writes it
-            self._works[work] = index, True
+        except RuntimeError:  # a send or recv
+            self._pending[index] = None
         else:
-            self._works[work] = index, False
-            future.add_done_callback(lambda _: self._write("done", index, self._now()))
-        self._latest = work
+            self._pending[index] = future
+            future.add_done_callback(lambda _: self._done(index))
 
-    def _log_waits(self) -> None:
-        wait = dist.Work.wait
+    def _done(self, index: int) -> None:
+        future = self._pending.pop(index, ...)  # whoever takes it out, writes it
+        if future is not ...:
+            self._write("resume" if _failed(future) else "done", index, self._now())
 
-        def logged(work, *args, **options):
-            index, ends_here = self._works.get(work, (None, False))
-            if index is None:
-                return wait(work, *args, **options)
-            self._write("wait", index, self._now())
+    def _wait(self, wait, work, args, options):
+        index = self._works.get(work)
+        if index not in self._pending:
+            return wait(work, *args, **options)
+        self._note_thread()
+        self._write("wait", index, self._now())
+        try:
             result = wait(work, *args, **options)
-            if ends_here:
-                self._write("done", index, self._now())
-                del self._works[work]
+            if self._pending.get(index, ...) is None:
+                self._done(index)
             return result
+        finally:
+            if index in self._pending:
+                self._write("resume", index, self._now())
 
-        dist.Work.wait = logged
+    def _note_thread(self) -> None:
+        """From where threads share the work on, a wait does not mean that the rank stands still."""
+        if self._threads:
+            return
+        alone = threading.active_count() == self._alone
+        if not alone or threading.current_thread() is not threading.main_thread():
+            self._threads = True
+            self._write("threads")
 
     def _now(self) -> float:
         return round(time.monotonic() - self._zero, 6)
 
     def _write(self, *event: object) -> None:
-        os.write(self._file, json.dumps(event, separators=(",", ":")).encode() + b"\n")
+        self._file.write(json.dumps(event, separators=(",", ":")).encode() + b"\n")
+
+
+def _hook_up() -> torch.library.Library:
+    """Tell the recorder of every collective and every wait, for as long as the library lives."""
+    library = torch.library.Library("c10d", "IMPL")
+    for name in OPERATORS:
+        library.impl(name, _kernel(name), KEY, with_keyset=True)
+    wait = dist.Work.wait
+
+    def logged(work, *args, **options):
+        if recorder := Recorder.current:
+            return recorder._wait(wait, work, args, options)
+        return wait(work, *args, **options)
+
+    dist.Work.wait = logged
+    return library
+
+
+def _kernel(name: str):
+    operator = getattr(torch.ops.c10d, name).default
+
+    def kernel(keys, *args):
+        recorder = Recorder.current
+        index = recorder._enter(name, args) if recorder else None
+        result = operator.redispatch(keys & BELOW, *args)
+        if index is not None:
+            recorder._follow(index, result)
+        return result
+
+    return kernel
+
+
+def _failed(future: torch.futures.Future | None) -> bool:
+    try:
+        if future:
+            future.value()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _tensors(argument: object) -> list[torch.Tensor]:

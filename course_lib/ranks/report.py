@@ -2,13 +2,17 @@
 
 The blame goes to the ranks that failed first-hand: one that only lost its connection to a dead
 peer is told of as waiting, at the line where it waited. Ranks with the same story share a line.
-Libraries' frames are left out, so that the learner's own line is what there is to read.
+Libraries' frames are left out, so that the learner's own line is what there is to read. What the
+collective log tells comes first: where ranks did not call the same collectives, that is the story,
+whatever came of it.
 """
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
-from course_lib.ranks import stack
+from course_lib.ranks import desync_report, stack, words
+from course_lib.ranks.desync import Verdict
+from course_lib.ranks.log import CollectiveLog, Entry
 from course_lib.ranks.protocol import Died, Frame, Outcome, Raised, Returned, Unfinished, Unsendable
 
 Outcomes = Mapping[int, Outcome]
@@ -18,6 +22,7 @@ NATIVE_STACK = "\nException raised from "  # where torch's C++ stack begins in a
 MOST_LINES = 20  # of an exception's message
 MOST_FRAMES = 6
 MOST_STORIES = 4
+TRUST = "all ranks returned, but what they got cannot be trusted"
 
 
 class RankError(RuntimeError):
@@ -40,21 +45,53 @@ class RankTimeout(RankError):
     """The deadline passed; the message says which ranks had not finished, and where each was."""
 
 
-def error(outcomes: Sequence[Outcome], timeout: float) -> RankError:
-    """The error for a run in which some rank did not return; outcomes in rank order."""
+class RankDesync(RankError):
+    """The ranks did not call the same collectives in the same order; the message says who did what.
+
+    Raised as soon as it is certain, or at the end of a run that came to one.
+    """
+
+
+class RankInterrupt(KeyboardInterrupt):
+    """The run was interrupted, and the ranks were ended; the message says where each was."""
+
+    def _render_traceback_(self) -> list[str]:
+        return f"KeyboardInterrupt: {self}".splitlines()
+
+
+def error(
+    outcomes: Sequence[Outcome],
+    timeout: float,
+    verdict: Verdict | None = None,
+    log: CollectiveLog | None = None,
+) -> RankError:
+    """The error for a run that went wrong; outcomes in rank order.
+
+    `verdict` is what the ranks did not agree on, `log` what they called.
+    """
+    every, last = dict(enumerate(outcomes)), log.last if log else {}
+    blamed = to_blame(every)
+    if verdict:
+        return RankDesync("\n".join(_desync(verdict, every, last)), tuple(outcomes))
+    if blamed:
+        lines = [*_stories(blamed, last), *_states(every, blamed, last)]
+        return RankError("\n".join(lines), tuple(outcomes))
+    head = f"the ranks were ended because they had not finished within {timeout:g} s"
+    states = [*_states(every, blamed, last), *_finished(every)]
+    return RankTimeout("\n  ".join([head, *states]), tuple(outcomes))
+
+
+def failure(rank: int, outcome: Outcome, last: Entry | None) -> str:
+    """How one rank failed; `last` is the last collective that it called."""
+    return f"{words.names([rank])} {_story(outcome, last)}"
+
+
+def interrupt(outcomes: Sequence[Outcome], log: CollectiveLog) -> RankInterrupt:
+    """What to raise in place of a KeyboardInterrupt."""
     every = dict(enumerate(outcomes))
     blamed = to_blame(every)
-    done = {rank: o for rank, o in every.items() if isinstance(o, Returned)}
-    late = {rank: o for rank, o in every.items() if rank not in blamed and rank not in done}
-    if not blamed:
-        head = f"the ranks were ended because they had not finished within {timeout:g} s"
-        states = [*_together(late, _state), *_together(done, _state)]
-        return RankTimeout("\n  ".join([head, *states]), tuple(outcomes))
-    stories = _together(blamed, _story)
-    if len(stories) > MOST_STORIES:
-        more = f"… and {len(stories) - MOST_STORIES} other errors on other ranks"
-        stories = [*stories[:MOST_STORIES], more]
-    return RankError("\n".join([*stories, *_together(late, _state)]), tuple(outcomes))
+    lines = [*_stories(blamed, log.last), *_states(every, blamed, log.last), *_finished(every)]
+    return RankInterrupt("\n  ".join(["the ranks were ended", *lines]))
 
 
 def to_blame(outcomes: Outcomes) -> dict[int, Raised | Died | Unsendable]:
@@ -63,34 +100,50 @@ def to_blame(outcomes: Outcomes) -> dict[int, Raised | Died | Unsendable]:
     return {r: o for r, o in failed.items() if not _lost_peer(o)} or failed
 
 
-def names(ranks: list[int]) -> str:
-    """ "rank 2", "ranks 0, 1 and 3", "ranks 0-3 and 7"."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    parts = []
-    for run in runs:
-        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(rank) for rank in run]
-    listed = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
-    return ("rank " if len(ranks) == 1 else "ranks ") + listed
+def _desync(verdict: Verdict, every: Outcomes, last: Mapping[int, Entry]) -> list[str]:
+    """The verdict, and what came of it where the learner's own code noticed."""
+    lines = [desync_report.tell(verdict, last)]
+    if all(isinstance(outcome, Returned) for outcome in every.values()):
+        return [*lines, TRUST]
+    noticed = {
+        rank: o
+        for rank, o in every.items()
+        if isinstance(o, Raised) and o.frames and stack.learners(o.frames[-1])
+    }
+    return lines + _together(noticed, lambda _, outcome: _story(outcome, None))
 
 
-def _together(outcomes: Outcomes, tell: Callable[[Outcome], str]) -> list[str]:
+def _stories(blamed: Outcomes, last: Mapping[int, Entry]) -> list[str]:
+    stories = _together(blamed, lambda rank, outcome: _story(outcome, last.get(rank)))
+    if len(stories) > MOST_STORIES:
+        more = f"… and {len(stories) - MOST_STORIES} other errors on other ranks"
+        return [*stories[:MOST_STORIES], more]
+    return stories
+
+
+def _states(every: Outcomes, blamed: Outcomes, last: Mapping[int, Entry]) -> list[str]:
+    late = {r: o for r, o in every.items() if r not in blamed and not isinstance(o, Returned)}
+    return _together(late, lambda rank, outcome: _state(outcome, last.get(rank)))
+
+
+def _finished(every: Outcomes) -> list[str]:
+    done = [rank for rank, outcome in every.items() if isinstance(outcome, Returned)]
+    return [f"{words.names(done)} had finished"] if done else []
+
+
+def _together(outcomes: Outcomes, tell: Callable[[int, Outcome], str]) -> list[str]:
     """One text for each different story, which starts with the names of the ranks that share it."""
     sharing: dict[str, list[int]] = {}
     for rank in sorted(outcomes):
-        sharing.setdefault(tell(outcomes[rank]), []).append(rank)
+        sharing.setdefault(tell(rank, outcomes[rank]), []).append(rank)
     return [
-        f"{names(ranks)} {'were ' + story[4:] if plural else story}"
+        f"{words.names(ranks)} {'were ' + story[4:] if plural else story}"
         for story, ranks in sharing.items()
         for plural in [len(ranks) > 1 and story.startswith("was ")]
     ]
 
 
-def _story(outcome: Raised | Died | Unsendable) -> str:
+def _story(outcome: Raised | Died | Unsendable, last: Entry | None) -> str:
     """How a rank failed."""
     if isinstance(outcome, Unsendable):
         return (
@@ -98,18 +151,25 @@ def _story(outcome: Raised | Died | Unsendable) -> str:
             "return numbers, tensors, or lists and dicts of them"
         )
     if isinstance(outcome, Died):
-        return f"died before returning: {_ending(outcome.exit_code)}"
+        story = f"died before returning: {_ending(outcome.exit_code)}"
+        if not last:
+            return story
+        return words.joined(
+            story, f"{'after' if last.end else 'in'} {words.sized(last)}", last.site
+        )
     message = _short(outcome.message)
     head = f"raised {outcome.type}" + (f": {message}" if message else "")
     return "\n".join([head, *_listing(outcome.frames)])
 
 
-def _state(outcome: Outcome) -> str:
+def _state(outcome: Raised | Unfinished, last: Entry | None) -> str:
     """Where a rank that is not to blame was when the run ended."""
-    if isinstance(outcome, Returned):
-        return "had finished"
-    frames = outcome.frames if isinstance(outcome, (Raised, Unfinished)) else ()
-    return f"was {stack.whereabouts(frames)}"
+    if last and last.waiting and not last.end:
+        return "was " + words.joined(f"in {words.sized(last)}", words.line(last))
+    state = f"was {stack.whereabouts(outcome.frames)}"
+    if not last:
+        return state
+    return f"{state} (last collective: {words.sized(last)}{'' if last.end else ', not ended'})"
 
 
 def _listing(frames: tuple[Frame, ...]) -> list[str]:

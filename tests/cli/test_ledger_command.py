@@ -60,7 +60,30 @@ def test_the_papers_model_on_64_gpus(ledger):
 def test_what_is_not_computed_yet_is_absent(ledger):
     data = json.loads(ledger(*PAPER, "--json")[1])
     assert set(data["bytes"]) == {"parameters", "gradients", "optimizer_states"}
-    assert {"peak_at", "communication"}.isdisjoint(data)
+    assert "peak_at" not in data
+
+
+def test_three_times_the_papers_model_crosses_between_ranks(ledger):
+    """Two bytes of each parameter, of which 63/64 come from other ranks: a gather for forward, a
+    gather for backward, and the gradients, in each of two micro-batches."""
+    told = json.loads(ledger(*PAPER, "--grad-accum", 2, "--json")[1])["communication"]
+    once = 2 * 7_500_000_000 * 63 // 64
+    lines = [(x["collective"], x["count"], x["bytes_per_rank"]) for x in told["per_step"]]
+    kinds = ("all_gather", "all_gather", "reduce_scatter")
+    assert lines == [(kind, 2, 2 * once) for kind in kinds]
+    assert all(x["why"] for x in told["per_step"])
+    assert told["total_bytes_per_rank"] == 6 * once
+
+
+def test_flags_reach_the_communication(ledger):
+    def moved(*flags):
+        out = ledger("--model", "lab-25m", "--strategy", "fsdp", "--gpus", 4, *flags, "--json")[1]
+        return [(x["collective"], x["count"]) for x in json.loads(out)["communication"]["per_step"]]
+
+    assert moved() == [("all_gather", 9), ("all_gather", 8), ("reduce_scatter", 9)]
+    assert moved("--no-reshard-after-forward") == [("all_gather", 9), ("reduce_scatter", 9)]
+    assert moved("--wrap", "model") == [("all_gather", 1), ("reduce_scatter", 1)]
+    assert moved("--trainable", 0) == [("all_gather", 9)]
 
 
 def test_every_flag_is_taken_and_echoed(ledger, config):
@@ -93,15 +116,21 @@ def test_every_flag_is_taken_and_echoed(ledger, config):
     assert (sum(data["bytes"].values()), data["host_bytes"] > 0) == (0, True)
 
 
-def test_the_table_ends_with_a_verdict_and_what_is_missing(ledger):
+def test_the_tables_have_a_verdict_communication_and_what_is_missing(ledger):
     code, out, _ = ledger(*PAPER)
-    *_, verdict, missing = out.splitlines()
+    memory, communication = out.split("\n\n")
     assert code == 0
-    assert "fp32 master copy" in out
-    assert verdict == (
+    assert "fp32 master copy" in memory
+    assert memory.splitlines()[-1] == (
         "Model states of 1.75 GiB in the 80.00 GiB of h100-sxm-80: fit, 78.25 GiB to spare."
     )
-    assert missing.startswith("Not counted yet: activations, gather and reduce buffers, logits")
+    head, *_, total, missing = communication.splitlines()
+    assert head.split() == ["per", "rank", "and", "step", "count", "bytes", "why"]
+    assert total.split() == ["total", "3", "44,296,875,000", "41.25", "GiB"]
+    assert missing == (
+        "Not counted yet: activations, gather and reduce buffers, logits, and the allocator's "
+        "reserve."
+    )
 
 
 def test_a_model_that_does_not_fit(ledger):

@@ -9,7 +9,7 @@ from torch import nn
 
 from course_lib import ranks
 from course_lib.errors import CourseError
-from course_lib.ranks.log import Reader
+from course_lib.ranks.reader import Reader
 
 
 def one_of_each() -> None:

@@ -6,7 +6,7 @@ import sysconfig
 
 import pytest
 
-from course_lib.ranks import report, stack
+from course_lib.ranks import report, stack, words
 from course_lib.ranks.protocol import Died, Frame, Raised, Returned, Unfinished, Unsendable
 
 DONE = Returned(b"")
@@ -30,7 +30,7 @@ BARRIER = (
     ],
 )
 def test_names_of_ranks(ranks, name):
-    assert report.names(ranks) == name
+    assert words.names(ranks) == name
 
 
 def test_ranks_that_fail_alike_are_told_once():

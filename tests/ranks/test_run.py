@@ -157,7 +157,7 @@ def test_calls_from_threads_do_not_mix():
         ({"timeout": 0}, "timeout is 0"),
         ({"timeout": float("nan")}, "timeout is nan"),
         ({"timeout": "3"}, "timeout is '3'"),
-        ({"seed": None}, "seed is None"),
+        ({"seed": 1.5}, "seed is 1.5"),
     ],
 )
 def test_bad_arguments_are_one_sentence(options, told):

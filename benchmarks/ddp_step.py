@@ -1,0 +1,115 @@
+"""How long a training step of our DDP takes, beside PyTorch's in the same four processes.
+
+    python benchmarks/ddp_step.py
+
+A round is one step of each wrapper, on models of their own, alike; every second round goes the
+other way. A ratio is taken within a round, so that what else the machine does falls on both, and
+the median of them is shown, with its quartiles. PyTorch's DDP comes twice: as it is by default,
+with buckets beside the gradients, and with gradient_as_bucket_view, where they share their memory
+as ours do. Bytes are those behind gradients and buckets at the end of a backward.
+"""
+
+import statistics
+import time
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from course_lib import models, ranks, specs
+from course_lib.measure import storage_bytes
+from course_lib.sharded.ddp import DDP
+
+WORLD_SIZE = 4
+ROUNDS = 60
+WARM_UP = 3
+TOKENS = (1, 33)  # a rank's part of the batch: sequences, tokens of each
+
+LAB = specs.model("lab-25m")
+MODELS = (LAB, replace(LAB, name="lab-25m, 2 layers, 2,003 tokens", num_layers=2, vocab_size=2003))
+WRAPPERS = {
+    "ours": DDP,
+    "PyTorch's": DistributedDataParallel,
+    "PyTorch's, views": partial(DistributedDataParallel, gradient_as_bucket_view=True),
+}
+
+
+class Loss(torch.nn.Module):
+    """A model and its loss in one, so that all of it passes through the wrapper."""
+
+    def __init__(self, spec: specs.ModelSpec):
+        super().__init__()
+        self.model = models.build(spec)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.model.loss(tokens)
+
+
+class Job:
+    """One wrapper's model, with its optimizer."""
+
+    def __init__(self, wrap, spec: specs.ModelSpec):
+        self.model = wrap(Loss(spec))
+        self.tokens = torch.randint(spec.vocab_size, TOKENS)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+
+    def step(self) -> float:
+        """Seconds until the slowest rank is done."""
+        dist.barrier()
+        start = time.perf_counter()
+        self.model(self.tokens).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        dist.barrier()
+        return time.perf_counter() - start
+
+
+def times(spec: specs.ModelSpec) -> list[list[float]]:
+    """Of each round: seconds of each wrapper's step, in the order of WRAPPERS."""
+    jobs = [Job(wrap, spec) for wrap in WRAPPERS.values()]
+    rounds = []
+    for number in range(WARM_UP + ROUNDS):
+        order = jobs if number % 2 else jobs[::-1]
+        taken = {job: job.step() for job in order}
+        rounds.append([taken[job] for job in jobs])
+    return rounds[WARM_UP:]
+
+
+def held(name: str, spec: specs.ModelSpec) -> int:
+    """Bytes behind the gradients and buckets of one wrapper, after the third backward."""
+    job, buckets = Job(WRAPPERS[name], spec), []
+
+    def reduce(_, bucket):
+        buckets.append(bucket.buffer())
+        return allreduce_hook(None, bucket)
+
+    if isinstance(job.model, DistributedDataParallel):
+        job.model.register_comm_hook(None, reduce)
+    for _ in range(3):
+        buckets.clear()
+        job.optimizer.zero_grad()
+        job.model(job.tokens).backward()
+    if isinstance(job.model, DDP):
+        buckets += [bucket.flat for bucket in job.model.buckets]
+    return storage_bytes([*buckets, *(p.grad for p in job.model.parameters())])
+
+
+def main() -> None:
+    print(f"{WORLD_SIZE} ranks, {TOKENS[1] - 1} tokens each, torch {torch.__version__}")
+    for spec in MODELS:
+        rounds = ranks.run(times, WORLD_SIZE, (spec,), timeout=1200)[0]
+        print(f"{spec.name}: {4 * spec.parameters / 2**20:.1f} MiB of gradients")
+        for index, name in enumerate(WRAPPERS):
+            milliseconds = 1000 * statistics.median(taken[index] for taken in rounds)
+            ratios = [taken[0] / taken[index] for taken in rounds]
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            mib = ranks.run(held, WORLD_SIZE, (name, spec))[0] / 2**20
+            print(f"  {name:<17} {milliseconds:7.1f} ms, {mib:6.1f} MiB; ours takes ", end="")
+            print(f"{middle:.3f} of it ({low:.3f} to {high:.3f}, {ROUNDS} rounds)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""What a rank sends and receives in one optimizer step of `grad_accum` micro-batches.
+
+ddp    Every rank has all gradients of its own micro-batches. Once a step, an all_reduce of each
+       bucket averages them (under `no_sync` until the last micro-batch).
+zero1  Once a step, a reduce_scatter gives each rank the average of the shard that it updates; then
+       an all_gather gives all ranks all that was updated. One flat buffer.
+zero2  A rank keeps its shard of the gradients alone, so every micro-batch is reduce-scattered.
+zero3  A rank keeps its shard of the parameters too. Every micro-batch gathers each tensor for
+       forward, gathers it again for backward, and reduce-scatters its gradient.
+fsdp   As zero3, but by units. The root unit is not gathered again; nor is any where
+       reshard_after_forward is False.
+hsdp   As fsdp within a node; then an all_reduce averages each shard's gradient between nodes.
+
+Collectives run at the width of what they move: gradients at that of the recipe's gradients,
+parameters at that of its parameters. Under 'fsdp-bf16' a strategy that gathers parameters casts
+them to bf16 first, so both move as bf16.
+
+Not counted: what only the first step needs, the gradient norm, the loss, and a third gather where
+activations are checkpointed outside the units. At one rank the collectives are listed and move 0
+bytes; DDP does issue them, fully_shard leaves them out.
+
+Sources: ZeRO, arXiv 1910.02054, section 7; PyTorch, torch/distributed/fsdp/_fully_shard.
+"""
+
+from collections.abc import Iterator
+
+from course_lib.comm.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, buckets, in_use_order
+from course_lib.comm.plan import Line, Plan
+from course_lib.comm.units import units
+from course_lib.specs import DTYPE_BYTES, PRECISIONS, Collective, ModelSpec, Recipe, Strategy
+from course_lib.specs.padding import flat_shard
+
+GATHERED_AS = {"fsdp-bf16": "bf16"}  # precision: dtype in which parameters are gathered
+MICRO_BATCH = "micro-batch"
+NO_CAP = 10**15  # bytes
+
+
+def step(
+    model: ModelSpec,
+    recipe: Recipe,
+    strategy: Strategy,
+    bucket_bytes: int = BUCKET_BYTES,
+    first_bucket_bytes: int | None = None,
+    first_step: bool = False,
+) -> Plan:
+    """The collectives of one step, on the rank that moves most.
+
+    `bucket_bytes` and `first_bucket_bytes` are the caps of ddp's buckets. As in DDP, the first
+    bucket's is 1 MiB where `bucket_bytes` is the default, else the same as the others'. The plan is
+    that of the steady state; with `first_step`, ddp has one bucket of all gradients.
+
+    Frozen parameters have no gradients. A fraction does not say which tensors are trained, so each
+    tensor is taken to be, in proportion.
+    """
+    if strategy.name == "ddp":
+        caps = _caps(bucket_bytes, first_bucket_bytes, first_step)
+        lines = [_all_reduced(model, recipe, strategy, *caps)]
+    elif strategy.name in ("zero1", "zero2"):
+        lines = _flat(model, recipe, strategy)
+    else:
+        lines = _gathered(model, recipe, strategy)
+    issued = tuple(line for line in lines if line.collectives)
+    return Plan(title(model, recipe, strategy.name, strategy.gpus), issued)
+
+
+def trained(sizes: list[int], recipe: Recipe) -> list[int]:
+    """The trained part of each of `sizes` elements, in proportion, to an exact total; no zeros."""
+    parts, total, before = [], 0, 0
+    for size in sizes:
+        total += size
+        parts.append(recipe.trained(total) - before)
+        before += parts[-1]
+    return [part for part in parts if part]
+
+
+def title(model: ModelSpec, recipe: Recipe, strategy: str, gpus: int) -> str:
+    """The job in one line."""
+    ranks = "1 rank" if gpus == 1 else f"{gpus:,} ranks"
+    batches = f"{recipe.grad_accum} micro-batch" + ("es" if recipe.grad_accum > 1 else "")
+    return (
+        f"{model.name}, {model.parameters:,} parameters; {recipe.precision}; {strategy} on {ranks},"
+        f" {batches} a step"
+    )
+
+
+def _caps(cap: int, first_cap: int | None, first_step: bool) -> tuple[int, int | None]:
+    if first_step:
+        return NO_CAP, None
+    if first_cap is None and cap == BUCKET_BYTES:
+        return cap, FIRST_BUCKET_BYTES
+    return cap, first_cap
+
+
+def _all_reduced(
+    model: ModelSpec, recipe: Recipe, strategy: Strategy, cap: int, first_cap: int | None
+) -> Line:
+    itemsize = DTYPE_BYTES[PRECISIONS[recipe.precision].gradients]
+    gradients = trained([tensor.numel for tensor in in_use_order(model)], recipe)[::-1]
+    made = buckets([elements * itemsize for elements in gradients], cap, first_cap)
+    elements = [sum(gradients[index] for index in bucket) for bucket in made]
+    return Line(
+        tuple(Collective("all_reduce", count, itemsize, strategy.gpus) for count in elements),
+        "buckets of gradients, averaged over all ranks",
+    )
+
+
+def _flat(model: ModelSpec, recipe: Recipe, strategy: Strategy) -> Iterator[Line]:
+    precision, ranks = PRECISIONS[recipe.precision], strategy.gpus
+    shard = flat_shard(recipe.trained(model.parameters), ranks)
+    shards = [shard] if shard else []
+    rounds = (MICRO_BATCH, recipe.grad_accum) if strategy.name == "zero2" else ("step", 1)
+    yield Line(
+        _each("reduce_scatter", shards, precision.gradients, ranks),
+        "gradients, averaged; each rank keeps its shard",
+        *rounds,
+    )
+    yield Line(
+        _each("all_gather", shards, precision.parameters, ranks),
+        "parameters, each rank's updated shard to all",
+    )
+
+
+def _gathered(model: ModelSpec, recipe: Recipe, strategy: Strategy) -> Iterator[Line]:
+    precision, ranks = PRECISIONS[recipe.precision], strategy.shard_ranks
+    gathered = GATHERED_AS.get(recipe.precision, precision.parameters)
+    reduced = GATHERED_AS.get(recipe.precision, precision.gradients)
+    each_time = (MICRO_BATCH, recipe.grad_accum)
+    what = "tensor" if strategy.name == "zero3" else "unit"
+
+    cut = units(model, strategy)
+    shards = [unit.shard for unit in cut]
+    freed = [unit.shard for unit in cut if strategy.reshard_after_forward and not unit.root]
+    gradients = _trained_shards(shards, model.parameters, recipe)
+    yield Line(
+        _each("all_gather", shards, gathered, ranks),
+        f"parameters of each {what}, for forward",
+        *each_time,
+    )
+    yield Line(
+        _each("all_gather", freed if gradients else [], gathered, ranks),
+        "parameters again for backward; forward freed them",
+        *each_time,
+    )
+    yield Line(
+        _each("reduce_scatter", gradients, reduced, ranks),
+        f"gradients of each {what}, averaged into shards",
+        *each_time,
+    )
+    if strategy.name == "hsdp":
+        itemsize = DTYPE_BYTES[reduced]
+        yield Line(
+            tuple(Collective("all_reduce", x, itemsize, strategy.replicas) for x in gradients),
+            "shards of gradients, averaged between nodes",
+            *each_time,
+            between_nodes=True,
+        )
+
+
+def _each(kind: str, shards: list[int], dtype: str, ranks: int) -> tuple[Collective, ...]:
+    """One collective for each shard, whose buffer is the shards of all ranks."""
+    return tuple(Collective(kind, ranks * shard, DTYPE_BYTES[dtype], ranks) for shard in shards)
+
+
+def _trained_shards(shards: list[int], parameters: int, recipe: Recipe) -> list[int]:
+    """The trained part of each shard, rounded up, as all ranks' are of one size; no zeros."""
+    part = recipe.trained(parameters)
+    return [flat_shard(shard * part, parameters) for shard in shards if part]

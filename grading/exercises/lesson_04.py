@@ -1,0 +1,400 @@
+"""Lesson 04, DDP and its redundancy: count it, average gradients, fill buckets.
+
+`overlapped` has the two exercises in which communication has to come at the right moment.
+"""
+
+from random import Random
+
+import torch.distributed as dist
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from course_lib import comm
+from course_lib.checks.comparison import close
+from course_lib.checks.exercise import Case, Exercise, Misconception, call_for_a_line
+from grading.exercises import small_model
+from grading.exercises.overlapped import ACCUMULATE, HOOKS
+
+# --- 04-redundancy: what is there more than once ------------------------------------------------
+
+
+def redundancy(parameters, ranks):
+    copy = 16 * parameters
+    held = ranks * copy
+    redundant = held - copy
+    return {"held": held, "redundant": redundant, "fraction": redundant / held}
+
+
+def _redundancy_by_fraction(parameters, ranks):
+    fraction = 1 - 1 / ranks
+    held = 16 * parameters * ranks
+    return {"held": held, "redundant": round(held * fraction), "fraction": fraction}
+
+
+def _redundancy(change):
+    def answer(parameters, ranks):
+        return redundancy(parameters, ranks) | change(16 * parameters, ranks)
+
+    return answer
+
+
+def _redundancy_cases(parameters: int, ranks: int) -> list[Case]:
+    name = f"{parameters:,} parameters on {ranks} rank{'s' if ranks > 1 else ''}"
+    return [Case(name, (parameters, ranks), part) for part in ("held", "redundant", "fraction")]
+
+
+REDUNDANCY = Exercise(
+    id="04-redundancy",
+    title="Count what is held more than once",
+    task="Return the bytes held by all ranks, the redundant ones, and their fraction.",
+    points={"held": 1, "redundant": 1, "fraction": 1},
+    reference=redundancy,
+    alternatives=(_redundancy_by_fraction,),
+    cases=(*_redundancy_cases(10, 4), *_redundancy_cases(1_000_000, 1)),
+    fresh=lambda rng: _redundancy_cases(rng.randrange(10**6, 10**9), rng.randrange(3, 200)),
+    run=call_for_a_line,
+    compare=close(1e-9),
+    nudge="One copy must be held somewhere. Whatever is held beyond it is redundant.",
+    misconceptions=(
+        Misconception(
+            "one copy",
+            _redundancy(lambda copy, n: {"held": copy, "redundant": 0, "fraction": 0.0}),
+            "You count one copy. Under data parallelism each rank holds one of its own: count what "
+            "all ranks hold together.",
+        ),
+        Misconception(
+            "everything is redundant",
+            _redundancy(lambda copy, n: {"redundant": n * copy, "fraction": 1.0}),
+            "You call every copy redundant. One of them is needed: the model has to be somewhere.",
+        ),
+        Misconception(
+            "the needed fraction",
+            _redundancy(lambda copy, n: {"fraction": 1 / n}),
+            "1/N is the fraction that is needed. The redundant one is what remains of 1.",
+        ),
+        Misconception(
+            "relative to one copy",
+            _redundancy(lambda copy, n: {"fraction": n - 1.0}),
+            "You divided by one copy: that says how many copies too many there are. A fraction is "
+            "a part of all that is held.",
+        ),
+        Misconception(
+            "weights only",
+            lambda p, n: redundancy(p / 8, n),
+            "You count 2 bytes per parameter, the weights. Gradients and optimizer states are held "
+            "on every rank too: 16 bytes.",
+        ),
+        Misconception(
+            "percent",
+            _redundancy(lambda copy, n: {"fraction": 100 - 100 / n}),
+            "You give percent. A fraction lies between 0 and 1.",
+        ),
+        Misconception(
+            "per rank",
+            _redundancy(lambda copy, n: {"redundant": copy - copy / n}),
+            "You give the redundant bytes of one rank; asked is the sum over all ranks.",
+        ),
+    ),
+)
+
+# --- 04-average: the gradient of the whole batch ------------------------------------------------
+
+
+def average_backward(model, loss):
+    loss.backward()
+    for parameter in model.parameters():
+        parameter.grad /= dist.get_world_size()
+        dist.all_reduce(parameter.grad)
+
+
+def _average_flat(model, loss):
+    loss.backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    flat = parameters_to_vector(gradients)
+    dist.all_reduce(flat)
+    vector_to_parameters(flat / dist.get_world_size(), gradients)
+
+
+def _each(reduce):
+    """Backward, then `reduce(parameter)` for each parameter."""
+
+    def answer(model, loss):
+        loss.backward()
+        for parameter in model.parameters():
+            reduce(parameter)
+
+    return answer
+
+
+def _averaged(tensor):
+    tensor /= dist.get_world_size()
+    dist.all_reduce(tensor)
+
+
+def _only_to_rank_0(parameter):
+    parameter.grad /= dist.get_world_size()
+    dist.reduce(parameter.grad, dst=0)
+
+
+def _divided_twice(parameter):
+    _averaged(parameter.grad)
+    parameter.grad /= dist.get_world_size()
+
+
+def _matrices_only(parameter):
+    if parameter.dim() > 1:
+        _averaged(parameter.grad)
+
+
+def _only_on_rank_0(parameter):
+    if dist.get_rank() == 0:
+        _averaged(parameter.grad)
+
+
+def _weights_too(parameter):
+    _averaged(parameter.grad)
+    _averaged(parameter.data)
+
+
+def _average_first(model, loss):
+    for parameter in model.parameters():
+        _averaged(parameter.grad)
+    loss.backward()
+
+
+def _average_loss(model, loss):
+    total = loss.detach().clone()
+    _averaged(total)
+    (loss - loss.detach() + total).backward()  # the value of the average, the gradient of `loss`
+
+
+AVERAGE = Exercise(
+    id="04-average",
+    title="Average the gradients of all ranks",
+    task="Run backward, then leave the average over ranks in every parameter's grad.",
+    points={"all": 3},
+    reference=average_backward,
+    alternatives=(_average_flat,),
+    cases=(small_model.job([2, 3, 1], 2, seed=1),),
+    fresh=lambda rng: [small_model.job([2, rng.randint(2, 5), 2], 3, seed=rng.randrange(10**6))],
+    run=small_model.on_small_model(small_model.average),
+    compare=close(1e-4, 1e-6),
+    nudge="After backward, all_reduce each parameter.grad and divide once by the number of ranks.",
+    misconceptions=(
+        Misconception(
+            "no communication",
+            _each(lambda parameter: None),
+            "Each rank keeps the gradient of its own data: nothing was communicated, and the "
+            "copies of the model would drift apart at the first step.",
+            "dist.all_reduce(parameter.grad) adds up over the ranks, in place.",
+        ),
+        Misconception(
+            "SUM instead of AVG",
+            _each(lambda parameter: dist.all_reduce(parameter.grad)),
+            "This is the SUM over the ranks, N times too long: adding ranks would raise the "
+            "learning rate. The whole batch's mean loss has the average as its gradient.",
+            "Divide by dist.get_world_size(), before the all_reduce or after it.",
+        ),
+        Misconception(
+            "weights instead of gradients, or a copy",
+            _each(lambda parameter: _averaged(parameter.data)),
+            "You communicated, but parameter.grad, which the optimizer reads, is untouched. The "
+            "weights are equal on all ranks, so averaging them does nothing, and neither does "
+            "averaging a copy of the gradient.",
+            "The tensor to all_reduce is parameter.grad itself.",
+        ),
+        Misconception(
+            "weights as well as gradients",
+            _each(_weights_too),
+            "The gradients are right, but you send the weights too, twice the bytes for nothing: "
+            "equal weights and equal gradients stay equal through the optimizer's step.",
+        ),
+        Misconception(
+            "average before backward",
+            _average_first,
+            "You average before backward, when the gradients are not there yet: what travels is "
+            "what was in grad before.",
+            "loss.backward() comes first.",
+        ),
+        Misconception(
+            "average of the loss",
+            _average_loss,
+            "You average the loss. Backward knows nothing of other ranks: its gradient is still "
+            "that of this rank's data.",
+            "Average the gradients, after backward.",
+        ),
+        Misconception(
+            "on rank 0 alone",
+            _each(_only_to_rank_0),
+            "Only rank 0 has the average: dist.reduce brings it to one rank. Every rank takes the "
+            "optimizer's step, so each needs it.",
+        ),
+        Misconception(
+            "divided twice",
+            _each(_divided_twice),
+            "You divide by the number of ranks twice.",
+        ),
+        Misconception(
+            "parameters left out",
+            _each(_matrices_only),
+            "Some parameters were left out: the biases keep this rank's own gradient, and the "
+            "copies drift apart slowly, which no error reports.",
+            "Go through all of model.parameters().",
+        ),
+        Misconception(
+            "a collective that only some ranks call",
+            _each(_only_on_rank_0),
+            "The ranks do not call the same collectives in the same order, so those that do call "
+            "one wait for the others for ever.",
+            "No collective under an `if` that depends on the rank or on its data.",
+        ),
+    ),
+)
+
+# --- 04-buckets: which gradients travel together ------------------------------------------------
+
+
+def fill_buckets(sizes, cap):
+    buckets, bucket, held = [], [], 0
+    for index in reversed(range(len(sizes))):
+        bucket.append(index)
+        held += sizes[index]
+        if held >= cap:
+            buckets.append(bucket)
+            bucket, held = [], 0
+    if bucket:
+        buckets.append(bucket)
+    return buckets
+
+
+def _open_when_needed(sizes, cap):
+    buckets, room = [], 0
+    for index in range(len(sizes) - 1, -1, -1):
+        if room <= 0:
+            buckets.append([])
+            room = cap
+        buckets[-1].append(index)
+        room -= sizes[index]
+    return buckets
+
+
+def _filled(indices, full, close_before=False, reset=True, keep_last=True, twice=False):
+    """A wrong way to fill: `full(held, members, cap)` says when a bucket is."""
+
+    def answer(sizes, cap):
+        buckets, bucket, held = [], [], 0
+        for index in indices(len(sizes)):
+            if close_before and bucket and held + sizes[index] > cap:
+                buckets.append(bucket)
+                bucket, held = [], 0
+            bucket.append(index)
+            held += sizes[index]
+            if not close_before and full(held, bucket, cap):
+                over = held > cap
+                buckets.append(bucket)
+                bucket, held = ([index], held - cap) if twice and over else ([], held * (not reset))
+        return buckets + [bucket] * bool(bucket and keep_last)
+
+    return answer
+
+
+def _backward(n):
+    return reversed(range(n))
+
+
+def _capped(held, members, cap):
+    return held >= cap
+
+
+def _fresh_sizes(rng: Random) -> list[Case]:
+    """Among them a tensor larger than the cap, and one that fills a bucket exactly."""
+    cap = rng.randrange(20, 40)
+    sizes = [rng.randrange(1, cap // 2) for _ in range(rng.randint(7, 10))]
+    return [_bucket_case([*sizes, 2 * cap + 5, cap - 3, 3, cap - 5, 4, 9], cap)]
+
+
+def _bucket_case(sizes: list[int], cap: int) -> Case:
+    return Case(f"{len(sizes)} tensors", (sizes, cap))
+
+
+BUCKETS = Exercise(
+    id="04-buckets",
+    title="Put gradients into buckets",
+    task="Return the buckets, lists of indices, in the order in which backward fills them.",
+    points={"all": 3},
+    reference=fill_buckets,
+    alternatives=(_open_when_needed,),
+    cases=(
+        _bucket_case([4, 8, 4, 4], 8),
+        _bucket_case([6, 6, 6], 100),
+        _bucket_case([1, 1, 2, 1, 5, 1, 2], 3),
+        _bucket_case([3, 9, 2, 5, 30, 4], 10),
+    ),
+    fresh=_fresh_sizes,
+    library=(comm.buckets,),
+    nudge="From the last tensor to the first: add it; close the bucket if it now holds the cap.",
+    misconceptions=(
+        Misconception(
+            "forward order",
+            _filled(range, _capped),
+            "You fill buckets in the model's order. Backward computes the last layer's gradients "
+            "first: with yours, the first bucket would be full at the very end.",
+            "Go through the indices in reverse.",
+        ),
+        Misconception(
+            "forward order, turned round",
+            lambda sizes, cap: [b[::-1] for b in reversed(_filled(range, _capped)(sizes, cap))],
+            "You fill the buckets in forward order and turn the result round. Which tensors share "
+            "a bucket depends on where filling begins: at the last one.",
+        ),
+        Misconception(
+            "the last bucket lost",
+            _filled(_backward, _capped, keep_last=False),
+            "The last bucket is missing: it never reaches the cap, but its gradients must travel "
+            "too.",
+            "After the loop, keep what has not been closed.",
+        ),
+        Misconception(
+            "closed before the cap",
+            _filled(_backward, _capped, close_before=True),
+            "You close a bucket before it would go over the cap. DDP's rule is the other one: it "
+            "is closed when it has reached the cap, with the tensor that took it there.",
+        ),
+        Misconception(
+            "closed only above the cap",
+            _filled(_backward, lambda held, members, cap: held > cap),
+            "A bucket that holds exactly the cap is full: you wait for one tensor more.",
+            "Is it > where it should be >=?",
+        ),
+        Misconception(
+            "the count is never set back",
+            _filled(_backward, _capped, reset=False),
+            "After the first full bucket every tensor gets a bucket of its own: you do not set the "
+            "number of bytes held back to 0.",
+        ),
+        Misconception(
+            "one tensor a bucket",
+            lambda sizes, cap: [[index] for index in reversed(range(len(sizes)))],
+            "Each tensor has its own bucket: that is one all_reduce for each, and each pays the "
+            "latency.",
+        ),
+        Misconception(
+            "one bucket for all",
+            lambda sizes, cap: [list(reversed(range(len(sizes))))],
+            "All is in one bucket: it is full when backward ends, and nothing is left to hide its "
+            "all_reduce behind.",
+        ),
+        Misconception(
+            "tensors counted instead of bytes",
+            _filled(_backward, lambda held, members, cap: len(members) >= cap),
+            "You close a bucket after so many tensors. The cap is in bytes.",
+        ),
+        Misconception(
+            "a tensor in two buckets",
+            _filled(_backward, _capped, twice=True),
+            "A tensor that goes over the cap appears in two buckets. A tensor is never split: it "
+            "stays whole in the bucket that it filled.",
+        ),
+    ),
+)
+
+EXERCISES = (REDUNDANCY, AVERAGE, BUCKETS, HOOKS, ACCUMULATE)

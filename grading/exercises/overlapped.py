@@ -1,0 +1,345 @@
+"""Lesson 04, communication at the right moment: in backward's hooks, and once a step."""
+
+from contextlib import nullcontext
+from functools import partial
+
+import torch.distributed as dist
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from course_lib.checks.comparison import close
+from course_lib.checks.exercise import Exercise, Misconception
+from grading.exercises import small_model
+
+# --- 04-hooks: all-reduce a bucket while backward goes on ---------------------------------------
+
+
+def overlap(buckets):
+    arrived, started = set(), []
+
+    def on_gradient(bucket, parameter):
+        arrived.add(parameter)
+        if arrived.issuperset(bucket):
+            flat = parameters_to_vector([p.grad for p in bucket]) / dist.get_world_size()
+            started.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+
+    def finish():
+        for bucket, flat, work in started:
+            work.wait()
+            vector_to_parameters(flat, [p.grad for p in bucket])
+        arrived.clear(), started.clear()
+
+    for bucket in buckets:
+        for parameter in bucket:
+            parameter.register_post_accumulate_grad_hook(partial(on_gradient, bucket))
+    return finish
+
+
+class _CountingBucket:
+    """A different way to the same: a bucket that knows how many gradients it still waits for."""
+
+    def __init__(self, parameters):
+        self.parameters, self.missing = parameters, len(parameters)
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(self.on_gradient)
+
+    def on_gradient(self, _):
+        self.missing -= 1
+        if not self.missing:
+            self.flat = parameters_to_vector([p.grad for p in self.parameters])
+            self.work = dist.all_reduce(self.flat, async_op=True)
+
+    def finish(self):
+        self.work.wait()
+        self.flat /= dist.get_world_size()
+        sizes = [p.numel() for p in self.parameters]
+        for parameter, average in zip(self.parameters, self.flat.split(sizes), strict=True):
+            parameter.grad = average.view_as(parameter)
+        self.missing = len(self.parameters)
+
+
+def _overlap_by_counting(buckets):
+    counting = [_CountingBucket(bucket) for bucket in buckets]
+
+    def finish():
+        for bucket in counting:
+            bucket.finish()
+
+    return finish
+
+
+def _overlap(
+    ready=lambda arrived, bucket: set(arrived) >= set(bucket),
+    register="register_post_accumulate_grad_hook",
+    share=dist.get_world_size,
+    in_hook=True,
+    wait_in_hook=False,
+    wait=True,
+    write=True,
+    reset=True,
+):
+    """The reference with one thing wrong. `arrived`: the bucket's parameters so far, in order."""
+
+    def answer(buckets):
+        arrived, started = [], []
+
+        def start(bucket):
+            flat = parameters_to_vector([p.grad for p in bucket]) / share()
+            started.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+            if wait_in_hook:
+                started[-1][-1].wait()
+
+        def on_gradient(bucket, parameter, _):
+            arrived.append(parameter)
+            if in_hook and ready([p for p in arrived if any(p is q for q in bucket)], bucket):
+                start(bucket)
+
+        def finish():
+            for bucket in buckets * (not in_hook):
+                start(bucket)
+            for bucket, flat, work in started:
+                if wait:
+                    work.wait()
+                if write:
+                    vector_to_parameters(flat, [p.grad for p in bucket])
+            started.clear()
+            if reset:
+                arrived.clear()
+
+        for bucket in buckets:
+            for parameter in bucket:
+                getattr(parameter, register)(partial(on_gradient, bucket, parameter))
+        return finish
+
+    return answer
+
+
+def _late_binding(buckets):
+    return overlap(buckets[-1:])  # all that a lambda which looks the loop's variable up will see
+
+
+HOOKS = Exercise(
+    id="04-hooks",
+    title="Communicate while backward runs",
+    task="Start each bucket's all_reduce in a hook; return a function that finishes them.",
+    points={"all": 5},
+    reference=overlap,
+    alternatives=(_overlap_by_counting,),
+    cases=(small_model.job([2, 3, 1], 2, seed=1, buckets=[[3, 2], [1, 0]]),),
+    fresh=lambda rng: [
+        small_model.job(
+            [2, rng.randint(2, 5), 3, 1], 3, rng.randrange(10**6), buckets=[[5, 4, 3], [2, 1], [0]]
+        )
+    ],
+    run=small_model.on_small_model(small_model.overlapped),
+    compare=close(1e-4, 1e-6),
+    nudge="In the hook: note the parameter; if its bucket is now whole, flatten, divide, "
+    "all_reduce with async_op=True, and keep the work. In finish: wait, and write back.",
+    misconceptions=(
+        Misconception(
+            "one all_reduce for each parameter",
+            lambda buckets: overlap([[p] for bucket in buckets for p in bucket]),
+            "The numbers are right, but each parameter has its own all_reduce, and each pays the "
+            "latency. One for each bucket is asked for.",
+            "parameters_to_vector makes one flat tensor of a bucket's gradients.",
+        ),
+        Misconception(
+            "one all_reduce for all",
+            lambda buckets: overlap([sum(buckets, [])]),
+            "All gradients travel in one all_reduce, which can start only when the last is ready: "
+            "nothing is hidden behind backward.",
+        ),
+        Misconception(
+            "waits in the hook",
+            _overlap(wait_in_hook=True),
+            "Your hook waits for its all_reduce, so backward stands still until it is done: there "
+            "is no overlap. Start it in the hook, wait in finish().",
+            "async_op=True, and no work.wait() before finish().",
+        ),
+        Misconception(
+            "all in finish",
+            _overlap(in_hook=False),
+            "Nothing is sent before backward has ended: you start the all_reduces in finish(). A "
+            "bucket that is full can go at once, while backward computes the next.",
+            "The hook that brings the last gradient of a bucket starts its all_reduce.",
+        ),
+        Misconception(
+            "forgets to wait",
+            _overlap(wait=False),
+            "You never wait for the all_reduces. They go on in the background, and whoever reads "
+            "the gradients finds the sum, or a part of it, by chance.",
+            "work.wait() in finish(), before the result is used.",
+        ),
+        Misconception(
+            "the last bucket stays",
+            lambda buckets: overlap(buckets[:-1]),
+            "The last bucket is never sent: its parameters keep this rank's own gradient.",
+            "A bucket is full when its own last gradient has come, not when the next one begins.",
+        ),
+        Misconception(
+            "every hook has the last bucket",
+            _late_binding,
+            "Only the last bucket is sent. Is there a lambda in your loop? It looks the loop's "
+            "variable up when it is called, and by then that is the last bucket.",
+            "functools.partial(f, bucket) keeps the present one.",
+        ),
+        Misconception(
+            "hook before accumulation",
+            _overlap(register="register_hook"),
+            "Your hook runs before the gradient is added to parameter.grad, so what you send is "
+            "the old one: register_hook is called with a gradient on its way.",
+            "register_post_accumulate_grad_hook is called when parameter.grad is complete.",
+        ),
+        Misconception(
+            "starts with the first gradient",
+            _overlap(ready=lambda arrived, bucket: len(arrived) == 1),
+            "You send a bucket when its first gradient has come; the others in it are still those "
+            "of the step before.",
+            "Send it when all of its parameters have come.",
+        ),
+        Misconception(
+            "SUM instead of AVG",
+            _overlap(share=lambda: 1),
+            "This is the SUM over the ranks: divide by their number, once.",
+        ),
+        Misconception(
+            "never written back",
+            _overlap(write=False),
+            "The averages lie in flat tensors, and parameter.grad still holds this rank's own "
+            "gradient. parameters_to_vector copies; the way back is yours to go.",
+            "vector_to_parameters(flat, [p.grad for p in bucket]) in finish().",
+        ),
+        Misconception(
+            "the count goes on",
+            _overlap(ready=lambda arrived, bucket: len(arrived) == len(bucket), reset=False),
+            "The first step is right, the second sends nothing: what you count in the hook must be "
+            "set back for the next backward.",
+        ),
+        Misconception(
+            "the set of arrivals stays",
+            _overlap(reset=False),
+            "The first step is right; in the second a bucket counts as full at its first gradient: "
+            "forget in finish() who has arrived.",
+        ),
+    ),
+)
+
+# --- 04-accumulate: many micro-batches, one synchronisation -------------------------------------
+
+
+def accumulate(ddp, micro_batches):
+    for number, batch in enumerate(micro_batches, start=1):
+        last = number == len(micro_batches)
+        with nullcontext() if last else ddp.no_sync():
+            loss = ddp(batch) / len(micro_batches)
+            loss.backward()
+
+
+def _divide_at_the_end(ddp, micro_batches):
+    *early, last = micro_batches
+    with ddp.no_sync():
+        for batch in early:
+            ddp(batch).backward()
+    ddp(last).backward()
+    for parameter in ddp.parameters():
+        parameter.grad /= len(micro_batches)
+
+
+def _accumulate(local=lambda i, n: i < n - 1, share=lambda n: n, zero=False):
+    """The reference with one thing wrong. `local(i, n)`: is micro-batch i of n under no_sync?"""
+
+    def answer(ddp, micro_batches):
+        n = len(micro_batches)
+        for i, batch in enumerate(micro_batches):
+            if zero:
+                ddp.zero_grad()
+            with ddp.no_sync() if local(i, n) else nullcontext():
+                (ddp(batch) / share(n)).backward()
+
+    return answer
+
+
+def _one_backward(ddp, micro_batches):
+    (sum(map(ddp, micro_batches)) / len(micro_batches)).backward()
+
+
+def _last_only(ddp, micro_batches):
+    ddp(micro_batches[-1]).backward()
+
+
+ACCUMULATE = Exercise(
+    id="04-accumulate",
+    title="Accumulate with one synchronisation",
+    task="Run all micro-batches and leave the average gradient, with one synchronisation.",
+    points={"all": 3},
+    reference=accumulate,
+    alternatives=(_divide_at_the_end,),
+    cases=(small_model.job([2, 1], 2, seed=1, micro_batches=2),),
+    fresh=lambda rng: [
+        small_model.job([2, rng.randint(2, 5), 1], 3, rng.randrange(10**6), micro_batches=4)
+    ],
+    run=small_model.on_small_model(small_model.accumulated),
+    compare=close(1e-4, 1e-6),
+    nudge="Under ddp.no_sync() gradients add up and nothing travels; leave it for the last one.",
+    misconceptions=(
+        Misconception(
+            "a synchronisation for each micro-batch",
+            _accumulate(local=lambda i, n: False),
+            "The numbers are right, but every micro-batch is synchronised: as many times the "
+            "communication for the same gradient.",
+            "All but the last go under `with ddp.no_sync():`.",
+        ),
+        Misconception(
+            "no synchronisation",
+            _accumulate(local=lambda i, n: True),
+            "Nothing was synchronised: each rank has the gradient of its own data.",
+            "The last micro-batch runs outside of no_sync.",
+        ),
+        Misconception(
+            "the first one synchronised",
+            _accumulate(local=lambda i, n: i > 0),
+            "You synchronise the first micro-batch, and what is added afterwards stays on its "
+            "rank. The last one has to carry the sum of all.",
+        ),
+        Misconception(
+            "not divided",
+            _accumulate(share=lambda n: 1),
+            "Your gradient is the sum over micro-batches, which makes the step longer the more of "
+            "them there are. The mean loss of the whole batch has their mean.",
+            "Divide each loss by len(micro_batches).",
+        ),
+        Misconception(
+            "divided by the ranks too",
+            _accumulate(share=lambda n: n * dist.get_world_size()),
+            "You divide by the number of ranks, which DDP does already: what is left to you is the "
+            "number of micro-batches.",
+        ),
+        Misconception(
+            "zero_grad between micro-batches",
+            _accumulate(zero=True),
+            "You set the gradients to zero before each micro-batch: only the last one is left. To "
+            "accumulate is not to do so.",
+            "zero_grad once, before the first; here the gradients already are zero.",
+        ),
+        Misconception(
+            "the last micro-batch only",
+            _last_only,
+            "You run the last micro-batch only: the others were loaded for nothing.",
+        ),
+        Misconception(
+            "one backward for all",
+            _one_backward,
+            "The gradient is right, but the activations of all micro-batches were alive at once. "
+            "Accumulation is there to save them: run backward after each forward.",
+        ),
+        Misconception(
+            "one forward for all",
+            lambda ddp, micro_batches: ddp(
+                micro_batches[0].new_tensor(
+                    [row for batch in micro_batches for row in batch.tolist()]
+                )
+            ).backward(),
+            "You put the micro-batches together into one: the gradient is right, but all their "
+            "activations are alive at once, which is what did not fit.",
+        ),
+    ),
+)

@@ -1,0 +1,118 @@
+"""03-exchange: one step around the ring."""
+
+import torch
+import torch.distributed as dist
+
+from course_lib.checks.comparison import close
+from course_lib.checks.exercise import Exercise, Misconception
+from course_lib.sharded import ring
+from grading.exercises.on_a_ring import (
+    DEADLOCK,
+    blocking,
+    everyones,
+    in_one_batch,
+    me,
+    numbers,
+    on_a_ring,
+    ring_case,
+    to_the_left,
+)
+
+
+def _parity(tensor):
+    """Blocking calls, but even ranks send first and odd ones receive first."""
+    rank, n = me()
+    incoming = torch.empty_like(tensor)
+    calls = [(dist.send, tensor, (rank + 1) % n), (dist.recv, incoming, (rank - 1) % n)]
+    for call, *args in calls if rank % 2 == 0 else calls[::-1]:
+        call(*args)
+    return incoming
+
+
+def _receive_not_waited(tensor):
+    rank, n = me()
+    incoming = torch.empty_like(tensor)
+    dist.irecv(incoming, (rank - 1) % n)
+    dist.isend(tensor, (rank + 1) % n).wait()
+    return incoming
+
+
+def _nothing_waited(tensor):
+    rank, n = me()
+    incoming = torch.empty_like(tensor)
+    dist.isend(tensor, (rank + 1) % n)
+    dist.irecv(incoming, (rank - 1) % n)
+    return incoming
+
+
+def _what_recv_returns(tensor):
+    ring.exchange(tensor)
+    return (dist.get_rank() - 1) % dist.get_world_size()
+
+
+EXCHANGE = Exercise(
+    id="03-exchange",
+    title="One step around the ring",
+    task="Send `tensor` to the rank on your right and return what the rank on your left sent.",
+    points={"all": 2},
+    reference=ring.exchange,
+    alternatives=(in_one_batch, _parity),
+    cases=(ring_case([[0.0, 1.0], [10.0, 11.0], [20.0, 21.0]]),),
+    fresh=lambda rng: [ring_case(numbers(rng, rng.choice((2, 4)), 2))],
+    run=on_a_ring,
+    compare=close(1e-5, 1e-5),
+    nudge="isend to (rank + 1) % N, recv from (rank - 1) % N into an empty tensor, wait, return.",
+    misconceptions=(
+        Misconception(
+            "no communication",
+            lambda tensor: tensor,
+            "Each rank returns its own tensor: nothing was sent.",
+            "Two calls are needed on each rank: one that sends and one that receives.",
+        ),
+        Misconception(
+            "to the left",
+            to_the_left,
+            "You send the wrong way round: the right neighbour of rank r is r + 1, and what you "
+            "receive comes from r - 1.",
+        ),
+        Misconception(
+            "what recv returns",
+            _what_recv_returns,
+            "You return what `dist.recv` returns, which is the sender's rank. What was sent is in "
+            "the tensor that you gave it.",
+        ),
+        Misconception(
+            "receive not waited for",
+            _receive_not_waited,
+            "You return before the data is there: `irecv` comes back at once with a request, and "
+            "the tensor is filled when the request's `wait()` returns.",
+            "Either keep the request and call wait() on it, or use `recv`, which waits.",
+        ),
+        Misconception(
+            "nothing waited for",
+            _nothing_waited,
+            "You wait neither for the send nor for the receive: both calls only start something.",
+            "Keep both requests and call wait() on each before you return.",
+        ),
+        Misconception(
+            "all-gather",
+            lambda tensor: everyones(tensor)[dist.get_rank() - 1],
+            "The result is right, but you called all_gather: every rank got every tensor, N - 1 "
+            "times the bytes that one step needs.",
+            "`dist.isend` and `dist.recv` talk to one rank only.",
+        ),
+        Misconception(
+            "adds its own",
+            lambda tensor: tensor + ring.exchange(tensor),
+            "You added your own tensor to what came from the left. Return it as it came; adding "
+            "is the next exercise.",
+        ),
+        Misconception(
+            "all send first",
+            blocking,
+            "The ranks wait for each other, and none can go on. Either all of them send before "
+            "anyone receives, or a send was started with `isend` and then dropped, not waited for.",
+            f"{DEADLOCK} Keep what `isend` returns, receive, then call its `wait()`.",
+        ),
+    ),
+)

@@ -1,0 +1,215 @@
+"""A step's plan against formulas, the ledger's shards, and sums by hand."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from course_lib import comm
+from course_lib.errors import CourseError
+from course_lib.ledger import model_states
+from course_lib.specs import PRECISIONS, SHARDED, Collective, Recipe, Strategy, model, models
+
+LAB = model("lab-25m")
+PAPER = model("paper-7.5b")
+P = PAPER.parameters
+SOME = [model(name) for name in ("lab-25m", "gpt2", "paper-7.5b", "llama3-8b")]
+DENSE = [name for name in models() if not model(name).num_experts]
+
+
+def lines(strategy, recipe=None, spec=LAB, **options):
+    return comm.step(spec, recipe or Recipe("fp32"), strategy, **options).lines
+
+
+def test_multiples_of_p_on_64_ranks_exactly():
+    """P of 16 bits, which 64 divides: the volumes of the ZeRO paper with the ring's 63/64."""
+    once = 63 * P // 64 * 2
+    expected = {"ddp": 2, "zero1": 2, "zero2": 2, "zero3": 3, "fsdp": 3}
+    for name, multiple in expected.items():
+        plan = comm.step(PAPER, Recipe("zero-fp16"), Strategy(name, 64))
+        assert plan.bytes_per_rank == multiple * once, name
+
+
+def test_micro_batches_repeat_what_a_sharded_copy_needs():
+    once = 63 * P // 64 * 2
+    expected = {"ddp": 2, "zero1": 2, "zero2": 5, "zero3": 12, "fsdp": 12}
+    for name, multiple in expected.items():
+        plan = comm.step(PAPER, Recipe("zero-fp16", grad_accum=4), Strategy(name, 64))
+        assert plan.bytes_per_rank == multiple * once, name
+
+
+def test_hsdp_by_hand():
+    """In nodes of 8, three times 7/8 P. Between 8 nodes 2 · 7/8 of an eighth of P."""
+    plan = comm.step(PAPER, Recipe("zero-fp16"), Strategy("hsdp", 64))
+    within = 7 * P // 8 * 2
+    assert plan.bytes_by_kind() == {
+        "all_gather": 2 * within,
+        "reduce_scatter": within,
+        "all_reduce": 2 * 7 * (P // 64) * 2,
+    }
+    assert [line.between_nodes for line in plan.lines] == [False, False, False, True]
+
+
+@pytest.mark.parametrize("name", ["zero1", "zero2", "zero3", "fsdp"])
+@pytest.mark.parametrize("ranks", [2, 7, 64])
+@pytest.mark.parametrize("spec", SOME, ids=lambda spec: spec.name)
+def test_shards_are_those_of_the_memory_ledger(name, ranks, spec):
+    """What a rank keeps of a gradient, it gets in a reduce_scatter: ranks - 1 chunks of that."""
+    strategy = Strategy(name, ranks, wrap="model")
+    ledger = model_states(spec, Recipe("fp32"), strategy)
+    plan = comm.step(spec, Recipe("fp32"), strategy)
+    moments = [line.bytes for line in ledger.lines if "exp_avg" in line.what]
+    assert plan.bytes_by_kind()["reduce_scatter"] == (ranks - 1) * moments[0]
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(DENSE), st.sampled_from(list(SHARDED)), st.integers(1, 6))
+def test_units_and_buckets_leave_nothing_out_and_count_nothing_twice(name, strategy, nodes):
+    """However it is cut, padding adds less than a rank's row for each tensor."""
+    spec, gpus = model(name), 4 * nodes
+    plan = comm.step(spec, Recipe("fp32"), Strategy(strategy, gpus, 4))
+    first = plan.lines[0]
+    elements = sum(collective.elements for collective in first.collectives)
+    widest = max((x.numel // x.shape[0] for x in spec.tensors()), default=1)
+    padding = elements - spec.parameters
+    assert 0 <= padding <= max(1, len(spec.tensors())) * gpus * widest
+    if strategy == "ddp":
+        assert padding == 0
+
+
+# dtypes
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_each_moves_at_its_own_width(name):
+    precision = PRECISIONS[name]
+    width = {"fp32": 4, "bf16": 2, "fp16": 2}
+    gradients, parameters = lines(Strategy("zero1", 4), Recipe(name))
+    assert gradients.collectives[0].itemsize == width[precision.gradients]
+    assert parameters.collectives[0].itemsize == width[precision.parameters]
+
+
+@pytest.mark.parametrize("strategy", ["zero3", "fsdp", "hsdp"])
+def test_fsdp_bf16_gathers_and_reduces_bf16(strategy):
+    plan = lines(Strategy(strategy, 8, 4), Recipe("fsdp-bf16"))
+    assert {each.itemsize for line in plan for each in line.collectives} == {2}
+    (gradients,) = lines(Strategy("ddp", 4), Recipe("fsdp-bf16"))
+    assert gradients.collectives[0].itemsize == 4
+
+
+# Units
+
+
+def test_layers_and_the_root():
+    gather, again, reduce = lines(Strategy("fsdp", 4))
+    assert [len(line.collectives) for line in (gather, again, reduce)] == [9, 8, 9]
+    rest = (2 * 8195 + 1) * 450  # the embedding, the head and the last norm
+    rows = 2 * -(-8195 // 4) * 4 * 450 + -(-450 // 4) * 4
+    assert gather.collectives[0].elements == rows
+    assert 0 < rows - rest < 4 * 3 * 450
+
+
+def test_wrap_model_has_the_root_alone_and_gathers_once():
+    gather, reduce = lines(Strategy("fsdp", 4, wrap="model"))
+    assert (gather.kind, gather.count, reduce.kind, reduce.count) == (
+        "all_gather",
+        1,
+        "reduce_scatter",
+        1,
+    )
+
+
+def test_nothing_is_gathered_again_where_nothing_is_freed():
+    kept = Strategy("fsdp", 4, reshard_after_forward=False)
+    assert [line.kind for line in lines(kept)] == ["all_gather", "reduce_scatter"]
+
+
+def test_modules_follow_one_another_into_a_unit_until_it_is_full():
+    """The embedding and the head have 3.7 million parameters each, a block 2.2.
+
+    With 4: the embedding and a block, two blocks three times, a block and norm and head, which are
+    full, so nothing is left for the root. With 8.2: the embedding and three blocks, four blocks,
+    and a block and norm and head, which are not full, and so the root's.
+    """
+    gather, again, _ = lines(Strategy("fsdp", 4, wrap="4000000-params"))
+    assert (gather.count, again.count) == (5, 5)
+    gather, again, _ = lines(Strategy("fsdp", 4, wrap="8200000-params"))
+    assert (gather.count, again.count) == (3, 2)
+
+
+@given(st.integers(1, 30_000_000))
+def test_coarser_units_are_fewer(least):
+    finer, coarser = (
+        comm.step(LAB, Recipe("fp32"), Strategy("fsdp", 4, wrap=f"{n}-params")).count
+        for n in (least, 2 * least)
+    )
+    assert coarser <= finer
+
+
+def test_zero3_gathers_tensor_by_tensor():
+    gather, again, reduce = lines(Strategy("zero3", 4))
+    numels = [each.elements for each in gather.collectives]
+    assert sorted(numels) == sorted(-(-x.numel // 4) * 4 for x in LAB.tensors())
+    assert gather.collectives == again.collectives
+    assert [each.elements for each in reduce.collectives] == numels
+
+
+# Frozen parameters
+
+
+@given(st.floats(0, 1), st.integers(1, 9))
+def test_frozen_parameters_have_no_gradients(trainable, ranks):
+    recipe = Recipe("fp32", trainable=trainable)
+    trained = recipe.trained(LAB.parameters)
+    for name in ("ddp", "zero1", "zero2"):
+        moved = lines(Strategy(name, ranks), recipe)
+        for line in moved:
+            elements = sum(each.elements for each in line.collectives)
+            assert trained <= elements < trained + ranks
+        assert bool(moved) == bool(trained)
+
+
+def test_frozen_parameters_are_gathered_all_the_same():
+    whole, part = (lines(Strategy("fsdp", 4), Recipe("fp32", trainable=x)) for x in (1.0, 0.25))
+    assert whole[:2] == part[:2]
+    ratio = part[2].bytes_per_rank / whole[2].bytes_per_rank
+    assert ratio == pytest.approx(0.25, rel=1e-4)
+
+
+def test_where_nothing_is_trained_there_is_no_backward():
+    (gather,) = lines(Strategy("fsdp", 4), Recipe("fp32", trainable=0))
+    assert (gather.kind, gather.count) == ("all_gather", 9)
+    assert comm.zero_redundancy(LAB, Recipe(trainable=0), 4).lines == ()
+
+
+# What else there is
+
+
+def test_the_caps_of_buckets():
+    strategy = Strategy("ddp", 2)
+    (default,) = lines(strategy)
+    (same,) = lines(strategy, bucket_bytes=25 * 2**20, first_bucket_bytes=25 * 2**20)
+    (small,) = lines(strategy, bucket_bytes=2**20)
+    (first,) = lines(strategy, first_step=True)
+    assert [default.count, same.count, first.count] == [4, 4, 1]
+    assert small.count > 20
+    assert {
+        sum(each.elements for each in line.collectives) for line in (default, same, small, first)
+    } == {LAB.parameters}
+    assert same.collectives != default.collectives
+    with pytest.raises(CourseError, match="cap is 0"):
+        lines(strategy, bucket_bytes=0)
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_one_rank_moves_nothing(name):
+    plan = comm.step(LAB, Recipe(), Strategy(name, 1, 1))
+    assert plan.count > 0
+    assert plan.bytes_per_rank == 0
+
+
+def test_zero_redundancy_moves_three_times_p():
+    plan = comm.zero_redundancy(PAPER, Recipe("zero-fp16"), 64)
+    assert plan.bytes_by_kind() == {"all_reduce": 2 * 63 * P // 64 * 2, "broadcast": 2 * P}
+    assert plan.lines[1].collectives == (Collective("broadcast", P, 2, 64),)
+    (most,) = {line.count for line in comm.zero_redundancy(LAB, Recipe(), 4).lines[1:]}
+    assert most == len(LAB.tensors())
