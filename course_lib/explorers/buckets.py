@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from html import escape
-from itertools import groupby
+from itertools import groupby, takewhile
+from operator import itemgetter
 
 import ipywidgets as widgets
 from matplotlib.axes import Axes
@@ -45,25 +46,31 @@ class Result:
 
 def compute(model: str, ranks: int, link: str, tokens: int, bucket: int) -> Result:
     """One backward of `tokens` tokens on each rank. `bucket`: the cap in bytes, one of CAPS."""
-    spec = specs.model(model)
-    tensors = tuple(reversed(in_use_order(spec)))
-    gradients = [Gradient(_seconds(spec, x, tokens), GRADIENT_BYTES * x.numel) for x in tensors]
+    layers, gradients = zip(*_backward(specs.model(model), tokens), strict=True)
     topology = Topology.of(specs.Cluster(ranks, GPUS_PER_NODE, GPU, link))
     cost = partial(_all_reduce, topology, ranks)
     by_cap = {cap: overlap(gradients, cap, cost) for cap in CAPS}
     network = link if ranks > GPUS_PER_NODE else specs.gpu(GPU).scale_up_kind
-    return Result(by_cap, bucket, tuple(_blocks(tensors, by_cap[bucket].compute)), network)
+    return Result(by_cap, bucket, tuple(_blocks(layers, by_cap[bucket].compute)), network)
 
 
-def _seconds(spec: specs.ModelSpec, tensor: specs.TensorSpec, tokens: int) -> float:
-    """Backward multiplies twice with each weight matrix: 4 FLOPs for each weight and token.
+def _backward(spec: specs.ModelSpec, tokens: int) -> list[tuple[int | None, Gradient]]:
+    """The gradients as backward finishes them, each with its block's index.
 
-    An embedding that is not the head too is looked up, not multiplied.
+    Backward multiplies twice with each weight matrix: 4 FLOPs for each weight and token. An
+    embedding is looked up, not multiplied; where it is the head too, that product comes first, and
+    the gradient is complete last all the same.
     """
-    lookup = "embed" in tensor.name and not spec.tied_embeddings
-    if len(tensor.shape) < 2 or lookup:
-        return 0.0
-    return 4 * tensor.numel * tokens / (specs.gpu(GPU).matmul_tflops * 1e12)
+    per_weight = 4 * tokens / (specs.gpu(GPU).matmul_tflops * 1e12)  # seconds
+    tensors = in_use_order(spec)
+    embeddings = tuple(takewhile(lambda tensor: tensor.layer is None, tensors))
+    gradients = []
+    for tensor in reversed(tensors):
+        multiplied = len(tensor.shape) > 1 and tensor not in embeddings
+        seconds = per_weight * tensor.numel if multiplied else 0.0
+        gradients.append((tensor.layer, Gradient(seconds, GRADIENT_BYTES * tensor.numel)))
+    head = per_weight * spec.vocab_size * spec.hidden_size
+    return [(None, Gradient(head, 0)), *gradients] if spec.tied_embeddings else gradients
 
 
 def _all_reduce(topology: Topology, ranks: int, nbytes: int) -> float:
@@ -71,9 +78,9 @@ def _all_reduce(topology: Topology, ranks: int, nbytes: int) -> float:
     return topology.seconds(specs.Collective("all_reduce", elements, GRADIENT_BYTES, ranks))
 
 
-def _blocks(tensors: Iterable[specs.TensorSpec], spans: Iterable[Span]) -> Iterable[Span]:
-    """The spans of tensors of the same block, as one."""
-    for _, group in groupby(zip(tensors, spans, strict=True), key=lambda pair: pair[0].layer):
+def _blocks(layers: Iterable[int | None], spans: Iterable[Span]) -> Iterable[Span]:
+    """The spans of each block, as one."""
+    for _, group in groupby(zip(layers, spans, strict=True), key=itemgetter(0)):
         together = [span for _, span in group]
         nbytes = sum(span.nbytes for span in together)
         yield Span(together[0].start, together[-1].end, nbytes)

@@ -15,7 +15,7 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from multiprocessing import connection, forkserver
+from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 
 from course_lib.ranks import stack
@@ -23,6 +23,7 @@ from course_lib.ranks.protocol import Died, Job, Outcome, Returned, Unfinished
 
 LOOK = 0.2  # seconds between two looks at ranks at work
 GRACE = 1.0  # seconds for the others to report, once a rank has failed
+LOADING = 30.0  # seconds more for ranks that have to load torch first
 ANSWER = 0.5  # seconds for a rank at work to say where
 LEAVING = 0.5  # seconds to leave before a rank is killed
 
@@ -50,7 +51,7 @@ class Crew:
         """Start one fresh process for each rank."""
         from course_lib.ranks import rank as ranks_half  # loads torch
 
-        context = multiprocessing.get_context("forkserver")
+        context = multiprocessing.get_context(start_method())
         for rank in range(self.job.world_size):
             ours, theirs = context.Pipe()
             process = context.Process(
@@ -70,7 +71,8 @@ class Crew:
         the outcomes so far; the run is over when it says so.
         """
         now = time.monotonic()
-        deadline, next_look = now + self.job.timeout, now + LOOK
+        loading = LOADING if start_method() == "spawn" else 0.0
+        deadline, next_look = now + self.job.timeout + loading, now + LOOK
         while missing := self._missing():
             now = time.monotonic()
             if now >= next_look:
@@ -101,7 +103,7 @@ class Crew:
             member.process.join(max(0.0, until - time.monotonic()))
         for member in self.members:
             member.process.kill()
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+            with contextlib.suppress(AttributeError, ProcessLookupError, PermissionError):
                 os.killpg(member.process.pid, signal.SIGKILL)
             member.process.join()
             member.process.close()
@@ -113,6 +115,7 @@ class Crew:
         """Ask ranks where they are. A rank can be asked once its file has a first line."""
         stacks = {member.rank: () for member in at_work}
         asked = [m for m in at_work if "\n" in _text(self.job.where(m.rank))]
+        asked = asked if hasattr(signal, "SIGUSR1") else []
         for member in asked:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member.process.pid, signal.SIGUSR1)
@@ -126,11 +129,25 @@ class Crew:
         return {rank: Unfinished(frames) for rank, frames in stacks.items()}
 
 
+def start_method() -> str:
+    """How ranks come to be: forked from a process that has loaded torch, which takes no time.
+
+    Windows cannot fork. On macOS a fork is not safe once Accelerate, which numpy and torch load,
+    has started threads. There each rank is a new process that loads torch: seconds for each run.
+    """
+    forks = "forkserver" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
+    return os.environ.get("COURSE_RANKS_START") or ("forkserver" if forks else "spawn")
+
+
 def warm_up() -> None:
     """Start the process that forks ranks, if it is not running, without waiting for it.
 
     It takes some seconds to load torch; a first `run` that comes later finds that done.
     """
+    if start_method() != "forkserver":
+        return
+    from multiprocessing import forkserver
+
     with _main_hidden():
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["course_lib.ranks.preload"])

@@ -17,55 +17,39 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import torch
+import torch.distributed as dist
+
 from course_lib.errors import CourseError
-from course_lib.ranks import report
+from course_lib.ranks import rank as ranks_half
+from course_lib.ranks import report, wire
 from course_lib.ranks.desync import Calls
-from course_lib.ranks.log import CollectiveLog, Results
-from course_lib.ranks.protocol import Outcome, Returned, Unsendable
+from course_lib.ranks.log import CollectiveLog, Entry, Results
+from course_lib.ranks.protocol import Returned, Unsendable
+from course_lib.ranks.recorder import Recorder
 
 SLACK = 60.0  # seconds after the deadline, for the exchange of results
 
-_ours = None  # the group over which results are exchanged
+_results_group: dist.ProcessGroup | None = None
 _made_here = False  # did this module make the default group?
-_running = False
 
 
-def launched() -> bool:
-    """Did torchrun start this process?"""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def run(fn: Callable, world_size: int, args: tuple, timeout: float, seed: int | None) -> Results:
+def run(fn: Callable, args: tuple, timeout: float, seed: int | None) -> Results:
     """What `ranks.run` promises, on the ranks that torchrun started."""
-    global _running
-    _check(world_size)
-    _join(timeout)
-    _running = True
-    try:
-        packed, entries = _call(fn, args, timeout, seed)
-    finally:
-        _running = False
-    return _exchanged(packed, entries, timeout)
-
-
-def _check(world_size: int) -> None:
-    started = int(os.environ["WORLD_SIZE"])
-    if _running:
+    if Recorder.current:
         raise CourseError("ranks.run was called inside a rank; call it from outside the ranks")
-    if world_size != started:
-        raise CourseError(
-            f"world_size is {world_size}, but torchrun started {started} ranks; start it with "
-            f"--nproc-per-node={world_size}, or write ranks.run(..., world_size={started})"
-        )
+    _join(timeout)
+    packed, entries = _call(fn, args, seed)
+    told: list = [None] * dist.get_world_size()
+    dist.all_gather_object(told, (packed, entries), group=_results_group)
+    log = CollectiveLog(entries for _, entries in told)
+    _compare(log, timeout)
+    return Results([wire.unpack(packed) for packed, _ in told], log)
 
 
 def _join(timeout: float) -> None:
-    import torch
-    import torch.distributed as dist
-
-    from course_lib.ranks import rank as ranks_half
-
-    global _ours, _made_here
+    """Meet the other ranks; from the second call on, only wait for them."""
+    global _results_group, _made_here
     local, here = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     if here == int(os.environ["WORLD_SIZE"]):
         ranks_half.use_loopback()
@@ -75,54 +59,45 @@ def _join(timeout: float) -> None:
             torch.cuda.set_device(local)
         dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")
         _made_here = True
-    if _ours is None:
-        _ours = dist.new_group(backend="gloo")
+    if _results_group is None:
+        _results_group = dist.new_group(backend="gloo")
     if _made_here:
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout))
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout + SLACK), _ours)
-    dist.barrier(_ours)
+    patience = timedelta(seconds=timeout + SLACK)
+    dist.distributed_c10d._set_pg_timeout(patience, _results_group)
+    dist.barrier(_results_group)
 
 
-def _call(fn: Callable, args: tuple, timeout: float, seed: int | None) -> tuple[bytes, tuple]:
-    """What the function returned on this rank, packed, and this rank's entries."""
-    from course_lib.ranks import rank as ranks_half
-    from course_lib.ranks import wire
-    from course_lib.ranks.recorder import Recorder
-
-    rank = int(os.environ["RANK"])
-    ranks_half.seed_all(None if seed is None else seed + rank)
+def _call(fn: Callable, args: tuple, seed: int | None) -> tuple[bytes, tuple[Entry, ...]]:
+    """What the function returned on this rank, packed, and what the rank communicated."""
+    rank = dist.get_rank()
+    if seed is not None:
+        ranks_half.seed_all(seed + rank)
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         recorder = Recorder.start(rank, Path(folder, "log"))
         try:
             value = fn(*args)
         except Exception as error:
-            raise _failure(rank, ranks_half.raised(error), recorder.entries()) from error
+            outcome = ranks_half.raised(error)
+            raise report.alone(rank, outcome, _last(recorder.entries())) from error
         finally:
             Recorder.current = None
-        try:
-            return wire.pack(value), recorder.entries()
-        except Exception as error:
-            unsendable = Unsendable(type(value).__name__, str(error))
-            raise _failure(rank, unsendable, recorder.entries()) from error
+        entries = recorder.entries()
+    try:
+        return wire.pack(value), entries
+    except Exception as error:
+        outcome = Unsendable(type(value).__name__, str(error))
+        raise report.alone(rank, outcome, _last(entries)) from error
 
 
-def _failure(rank: int, outcome: Outcome, entries: tuple) -> report.RankError:
-    return report.RankError(report.failure(rank, outcome, entries[-1] if entries else None))
+def _last(entries: tuple[Entry, ...]) -> Entry | None:
+    return entries[-1] if entries else None
 
 
-def _exchanged(packed: bytes, entries: tuple, timeout: float) -> Results:
-    """The results of all ranks, if they agreed on what to call."""
-    import torch.distributed as dist
-
-    from course_lib.ranks import wire
-
-    told: list = [None] * dist.get_world_size()
-    dist.all_gather_object(told, (packed, entries), group=_ours)
-    log = CollectiveLog(entries for _, entries in told)
+def _compare(log: CollectiveLog, timeout: float) -> None:
+    """RankDesync where the ranks did not call the same collectives."""
     calls = Calls()
-    for rank, own in enumerate(log):
-        calls.add(rank, own)
+    for rank, entries in enumerate(log):
+        calls.add(rank, entries)
     if verdict := calls.mismatch() or calls.absent(set(range(len(log)))):
-        outcomes = [Returned(packed) for packed, _ in told]
-        raise report.error(outcomes, timeout, verdict, log)
-    return Results([wire.unpack(packed) for packed, _ in told], log)
+        raise report.error([Returned(b"")] * len(log), timeout, verdict, log)

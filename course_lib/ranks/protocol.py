@@ -19,7 +19,7 @@ class Job:
     world_size: int
     folder: Path
     timeout: float  # seconds
-    seed: int | None  # None: seed nothing
+    seed: int | None  # each rank adds its number; None: no seed
     environment: Mapping[str, str]
 
     def output(self, rank: int) -> Path:

@@ -118,11 +118,10 @@ def _cores() -> int:
 
 
 def seed_all(seed: int | None) -> None:
-    """Seed torch, numpy and random; None leaves them as in a new process."""
+    """Seed torch, numpy and random; with None from chance, as in a new process."""
     random.seed(seed)
     np.random.seed(None if seed is None else seed % 2**32)
-    if seed is not None:
-        torch.manual_seed(seed)
+    torch.seed() if seed is None else torch.manual_seed(seed)
 
 
 def raised(error: BaseException) -> Raised:

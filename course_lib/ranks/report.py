@@ -81,9 +81,11 @@ def error(
     return RankTimeout("\n  ".join([head, *states]), tuple(outcomes))
 
 
-def failure(rank: int, outcome: Outcome, last: Entry | None) -> str:
-    """How one rank failed; `last` is the last collective that it called."""
-    return f"{words.names([rank])} {_story(outcome, last)}"
+def alone(rank: int, outcome: Raised | Unsendable, last: Entry | None) -> RankError:
+    """The error of one rank that knows of no other; `last` is the last collective it called."""
+    if _lost_peer(outcome):
+        return RankError(f"rank {rank} {_state(outcome, last)} when another rank ended")
+    return RankError(f"rank {rank} {_story(outcome, last)}")
 
 
 def interrupt(outcomes: Sequence[Outcome], log: CollectiveLog) -> RankInterrupt:

@@ -16,13 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from course_lib.errors import CourseError
-from course_lib.ranks import arguments, elastic, report
+from course_lib.ranks import arguments, report
 from course_lib.ranks.crew import Crew, warm_up
 from course_lib.ranks.desync import Verdict
 from course_lib.ranks.log import CollectiveLog, Results
 from course_lib.ranks.lookout import Lookout
 from course_lib.ranks.protocol import Job, Outcome, Raised, Returned, Unsendable
 from course_lib.ranks.screen import Screen
+
 
 def run(
     fn: Callable,
@@ -39,8 +40,7 @@ def run(
     a second. Tensors in the results are on the CPU.
 
     torch, numpy and random are seeded by `seed` + rank: each rank draws its own numbers, the same
-    at every run. With `seed=None` they are as in any new process: torch draws the same numbers on
-    every rank, numpy and random others each time.
+    at every run. With `seed=None` they are not seeded, and draw others each time.
 
     Inside torchrun the ranks are those that it started (`elastic`).
 
@@ -49,8 +49,10 @@ def run(
     passes; CourseError when what was given cannot be run.
     """
     arguments.check(fn, world_size, args, timeout, seed)
-    if elastic.launched():
-        return elastic.run(fn, world_size, args, timeout, seed)
+    if arguments.torchrun_ranks():
+        from course_lib.ranks import elastic  # loads torch
+
+        return elastic.run(fn, args, timeout, seed)
     warm_up()
     work = _packed(fn, args)  # loads torch, while the forkserver is loading it too
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:

@@ -177,7 +177,7 @@ AVERAGE = Exercise(
     cases=(small_model.job([2, 3, 1], 2, seed=1),),
     fresh=lambda rng: [small_model.job([2, rng.randint(2, 5), 2], 3, seed=rng.randrange(10**6))],
     run=small_model.on_small_model(small_model.average),
-    compare=close(1e-4, 1e-6),
+    compare=small_model.near,
     nudge="After backward, all_reduce each parameter.grad and divide once by the number of ranks.",
     misconceptions=(
         Misconception(
@@ -186,6 +186,12 @@ AVERAGE = Exercise(
             "Each rank keeps the gradient of its own data: nothing was communicated, and the "
             "copies of the model would drift apart at the first step.",
             "dist.all_reduce(parameter.grad) adds up over the ranks, in place.",
+        ),
+        Misconception(
+            "no backward",
+            lambda model, loss: [_averaged(parameter.grad) for parameter in model.parameters()],
+            "Backward never ran, so there is no gradient to average.",
+            "loss.backward() comes first.",
         ),
         Misconception(
             "SUM instead of AVG",

@@ -6,7 +6,6 @@ from functools import partial
 import torch.distributed as dist
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from course_lib.checks.comparison import close
 from course_lib.checks.exercise import Exercise, Misconception
 from grading.exercises import small_model
 
@@ -131,7 +130,7 @@ HOOKS = Exercise(
         )
     ],
     run=small_model.on_small_model(small_model.overlapped),
-    compare=close(1e-4, 1e-6),
+    compare=small_model.near,
     nudge="In the hook: note the parameter; if its bucket is now whole, flatten, divide, "
     "all_reduce with async_op=True, and keep the work. In finish: wait, and write back.",
     misconceptions=(
@@ -278,7 +277,7 @@ ACCUMULATE = Exercise(
         small_model.job([2, rng.randint(2, 5), 1], 3, rng.randrange(10**6), micro_batches=4)
     ],
     run=small_model.on_small_model(small_model.accumulated),
-    compare=close(1e-4, 1e-6),
+    compare=small_model.near,
     nudge="Under ddp.no_sync() gradients add up and nothing travels; leave it for the last one.",
     misconceptions=(
         Misconception(
@@ -287,6 +286,13 @@ ACCUMULATE = Exercise(
             "The numbers are right, but every micro-batch is synchronised: as many times the "
             "communication for the same gradient.",
             "All but the last go under `with ddp.no_sync():`.",
+        ),
+        Misconception(
+            "the plain loop",
+            _accumulate(local=lambda i, n: False, share=lambda n: 1),
+            "Two things are missing: all micro-batches but the last should stay local, and what they "
+            "add up should be divided by their number.",
+            "ddp.no_sync() for the first; loss / len(micro_batches) for the second.",
         ),
         Misconception(
             "no synchronisation",

@@ -61,7 +61,8 @@ EXCHANGE = Exercise(
     fresh=lambda rng: [ring_case(numbers(rng, rng.choice((2, 4)), 2))],
     run=on_a_ring,
     compare=close(1e-5, 1e-5),
-    nudge="isend to (rank + 1) % N, recv from (rank - 1) % N into an empty tensor, wait, return.",
+    nudge="isend to (rank + 1) % N, recv from (rank - 1) % N into an empty tensor, then wait for "
+    "the send: keep the request that isend returns, as a send that is dropped may never arrive.",
     misconceptions=(
         Misconception(
             "no communication",
@@ -111,8 +112,8 @@ EXCHANGE = Exercise(
             "all send first",
             blocking,
             "The ranks wait for each other, and none can go on. Either all of them send before "
-            "anyone receives, or a send was started with `isend` and then dropped, not waited for.",
-            f"{DEADLOCK} Keep what `isend` returns, receive, then call its `wait()`.",
+            "anyone receives, or not all take part.",
+            f"{DEADLOCK} Start the send with `isend`, receive, then wait for the send.",
         ),
     ),
 )

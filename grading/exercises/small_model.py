@@ -15,11 +15,16 @@ import torch.distributed as dist
 from torch import nn
 
 from course_lib import ranks
+from course_lib.checks.comparison import close
 from course_lib.checks.exercise import Answer, Case
 from course_lib.checks.on_ranks import on_ranks
 from course_lib.sharded.ddp import DDP
 
 SAMPLES = 2  # of each rank, in each batch
+DIGITS = 6
+
+
+near = close(1e-4, 3 * 10**-DIGITS)  # how Exercise.compare compares what comes back
 
 
 class Regression(nn.Module):
@@ -42,7 +47,8 @@ class Regression(nn.Module):
 
 def job(widths: list[int], n_ranks: int, seed: int, **more: object) -> Case:
     """A case: a model of these widths on `n_ranks` ranks; `more` is what else the runner needs."""
-    given = f"a model with {len(widths) - 1} layers, and on each rank data of its own"
+    layers = len(widths) - 1
+    given = f"a model of {layers} layer{'s' * (layers > 1)}, and on each rank data of its own"
     about = {"widths": widths, "ranks": n_ranks, "seed": seed} | more
     return Case(f"{n_ranks} ranks", (about,), given=given)
 
@@ -71,7 +77,7 @@ def average(answer: Answer, job: dict) -> dict:
         payloads[entry.kind] += entry.payload
     return {
         "gradients": _gradients(model),
-        "weights": dict(model.named_parameters()),
+        "weights": _numbers(dict(model.named_parameters())),
         "bytes": dict(payloads),
         "collectives before backward": early[0] if early else None,
     }
@@ -146,7 +152,7 @@ def accumulated(answer: Answer, job: dict) -> dict:
     kinds = Counter(entry.kind for entry in ranks.entries()[before:])
     return {
         "gradients": _gradients(model),
-        "order": events,
+        "order": ", ".join(events),
         "all_reduces for each tensor": kinds["all_reduce"] / len(list(model.parameters())),
     }
 
@@ -162,7 +168,13 @@ def _built(job: dict, batches: int = 1) -> tuple[Regression, list[torch.Tensor]]
     return model, [torch.randn(SAMPLES, widths[0] + widths[-1]) for _ in range(batches)]
 
 
-def _gradients(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Copies: the next step may reuse the memory."""
-    parameters = model.named_parameters()
-    return {name: None if p.grad is None else p.grad.clone() for name, p in parameters}
+def _gradients(model: nn.Module) -> dict[str, list | None]:
+    return _numbers({name: parameter.grad for name, parameter in model.named_parameters()})
+
+
+def _numbers(tensors: dict[str, torch.Tensor | None]) -> dict[str, list | None]:
+    """As lists, with as many digits as a reader of a report can use."""
+    return {
+        name: None if tensor is None else tensor.detach().double().numpy().round(DIGITS).tolist()
+        for name, tensor in tensors.items()
+    }

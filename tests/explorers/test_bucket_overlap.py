@@ -7,6 +7,7 @@ import pytest
 from course_lib import explorers, specs
 from course_lib.comm import Topology
 from course_lib.explorers import buckets
+from course_lib.figures.image import new_figure
 
 JOB = dict(model="gpt2-xl", ranks=64, link="ib-ndr", tokens=8192)
 MIB = 2**20
@@ -18,7 +19,8 @@ def test_the_numbers_are_the_librarys():
     result = buckets.compute(**JOB, bucket=16384 * MIB)
     whole = specs.Collective("all_reduce", spec.parameters, 4, 64)
     sent = Topology.of(specs.Cluster(gpus=64, link="ib-ndr")).seconds(whole)
-    matrices = sum(x.numel for x in spec.tensors() if len(x.shape) == 2)
+    blocks = sum(x.numel for x in spec.tensors() if len(x.shape) == 2 and x.layer is not None)
+    matrices = blocks + 50257 * 1600  # and the head
     assert result.lanes.exposed == result.lanes.busy == pytest.approx(sent)
     assert result.lanes.compute_end == pytest.approx(4 * matrices * 8192 / 794.5e12)
 
@@ -28,6 +30,13 @@ def test_an_embedding_that_is_looked_up_costs_no_time():
     result = buckets.compute("llama2-7b", 8, "ib-ndr", 1024, 16384 * MIB)
     multiplied = sum(x.numel for x in llama.tensors() if len(x.shape) == 2) - 32000 * 4096
     assert result.lanes.compute_end == pytest.approx(4 * multiplied * 1024 / 794.5e12)
+
+
+def test_a_tied_head_is_multiplied_first_and_its_gradient_is_complete_last():
+    result = buckets.compute(**JOB, bucket=MIB)
+    gradients = result.lanes.compute
+    assert gradients[0].nbytes == 0 and gradients[0].seconds > 0
+    assert gradients[-1].nbytes == 4 * 50257 * 1600 and gradients[-1].seconds == 0
 
 
 def test_blocks_cover_backward_without_gaps():
@@ -62,6 +71,24 @@ def test_the_words_say_what_the_picture_shows():
     assert table.count("<tr>") == 1 + len(buckets.CAPS)
     once, _ = buckets.words(buckets.compute(**JOB, bucket=16384 * MIB))
     assert "1 all-reduce over" in once
+
+
+def test_the_picture_has_a_bar_for_each_span_and_hatches_what_is_exposed():
+    figure = new_figure()
+    update = buckets.draw(figure.add_subplot())
+    for cap in (25 * MIB, 16384 * MIB):  # an update moves what is there
+        result = buckets.compute(**JOB, bucket=cap)
+        update(result)
+        lanes, curve = figure.axes
+        backward, all_reduce = lanes.collections
+        assert len(backward.get_paths()) == len(result.blocks)
+        assert len(all_reduce.get_paths()) == len(result.lanes.communication)
+        (hatched,) = lanes.patches
+        assert hatched.get_x() == pytest.approx(1e3 * result.lanes.compute_end)
+        assert hatched.get_width() == pytest.approx(1e3 * result.lanes.exposed)
+        assert lanes.get_xlim()[1] == pytest.approx(1e3 * result.lanes.end)
+        _, chosen = curve.lines
+        assert list(chosen.get_xdata()) == [cap]
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,12 @@ def python(*args: str, **options) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.parametrize("road", ["file", "stdin"])
-def test_a_script_needs_no_guard(road, tmp_path):
+@pytest.mark.parametrize(
+    ("road", "start"),
+    [("file", ""), ("stdin", ""), ("stdin", "spawn")],  # stdin: __main__ has no file, as a kernel's
+)
+def test_a_script_needs_no_guard(road, start, tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_RANKS_START", start)
     script = tmp_path / "learner.py"
     script.write_text(SCRIPT)
     done = python(str(script)) if road == "file" else python("-", input=SCRIPT)
