@@ -559,19 +559,26 @@ receipt("one DDP step, per rank", predicted["ddp"].bytes_by_kind(), ddp.bytes())
 receipt("one FSDP step, per rank", predicted["fsdp"].bytes_by_kind(), fsdp.bytes())
 
 # %% [markdown]
-# Difference 0, and the counts agree: four buckets; 9 + 8 all-gathers and 9 reduce-scatters.
+# Difference 0. The counts agree, too: four buckets; 9 + 8 all-gathers and 9 reduce-scatters.
 #
 # The textbook says that sharding parameters costs 3/2 of DDP's bytes. Here it costs less. Why? Which
 # unit is not gathered twice?
 
 # %%
-print("counts:", predicted["ddp"].counts() == ddp.counts(), predicted["fsdp"].counts() == fsdp.counts())
+for name, log in (("ddp", ddp), ("fsdp", fsdp)):
+    print(f"{name}: predicted {predicted[name].counts()}, logged {log.counts()}")
 ratio = sum(fsdp.bytes().values()) / sum(ddp.bytes().values())
 print(f"FSDP sends {ratio:.3f} times the bytes of DDP")
 
 # %% [markdown]
 # The root unit: backward begins where forward ended, so it is kept. In a model this small it holds 30%
-# of the parameters. The step in time, with what runs at once stacked:
+# of the parameters.
+#
+# Now both steps in time. DDP starts a bucket while another one is on its way: they lie one above the
+# other. Which bars of FSDP are forward's, and where does backward begin?
+
+# %% tags=["nbval-ignore-output"]
+timeline(ddp)
 
 # %% tags=["nbval-ignore-output"]
 timeline(fsdp)

@@ -15,6 +15,7 @@ A bare count has no tensors to cut one by one, and is cut flat under every strat
 from dataclasses import dataclass
 
 from course_lib.specs import ModelSpec, Recipe, Strategy
+from course_lib.specs.padding import flat_shard, row_shard
 from course_lib.specs.recipe import PARAMETERS
 
 FLAT = ("zero1", "zero2")
@@ -54,7 +55,7 @@ def share(category: str, model: ModelSpec, recipe: Recipe, strategy: Strategy) -
 
 
 def _flat(count: int, ranks: int, part: str, buffers: int) -> Share:
-    elements = _ceil(count, ranks)
+    elements = flat_shard(count, ranks)
     padding = elements * ranks - count
     whole = f"({count:,} + {padding:,} of padding)" if padding else f"{count:,}"
     words = [f"{whole} / {ranks:,}", *([part] if part else [])]
@@ -62,15 +63,12 @@ def _flat(count: int, ranks: int, part: str, buffers: int) -> Share:
 
 
 def _by_tensor(model: ModelSpec, ranks: int) -> tuple[int, str]:
-    held = sum(_ceil(tensor.numel, ranks) for tensor in model.tensors())
+    held = sum(flat_shard(tensor.numel, ranks) for tensor in model.tensors())
     return held, _words("elements", held, model, ranks)
 
 
 def _by_row(model: ModelSpec, ranks: int) -> tuple[int, str]:
-    held = sum(
-        _ceil(tensor.shape[0], ranks) * (tensor.numel // tensor.shape[0])
-        for tensor in model.tensors()
-    )
+    held = sum(row_shard(tensor, ranks) for tensor in model.tensors())
     return held, _words("rows", held, model, ranks)
 
 

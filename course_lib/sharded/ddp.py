@@ -106,7 +106,7 @@ class DDP(nn.Module):
             self._on_first_gradient()
         bucket, place = self.places[parameter]
         # Divided before the sum, not after it: in fp16 the sum might overflow.
-        parameter.grad = torch.div(parameter.grad, self.group.size(), out=place)
+        parameter.grad = torch.mul(parameter.grad, 1 / self.group.size(), out=place)
         self.arrived.append(parameter)
         bucket.to_come -= 1
         while self.to_issue and not self.to_issue[0].to_come:

@@ -290,8 +290,8 @@ ACCUMULATE = Exercise(
         Misconception(
             "the plain loop",
             _accumulate(local=lambda i, n: False, share=lambda n: 1),
-            "Two things are missing: all micro-batches but the last should stay local, and what they "
-            "add up should be divided by their number.",
+            "Two things are missing: all micro-batches but the last should stay local, and what "
+            "they add up should be divided by their number.",
             "ddp.no_sync() for the first; loss / len(micro_batches) for the second.",
         ),
         Misconception(

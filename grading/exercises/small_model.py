@@ -21,10 +21,9 @@ from course_lib.checks.on_ranks import on_ranks
 from course_lib.sharded.ddp import DDP
 
 SAMPLES = 2  # of each rank, in each batch
-DIGITS = 6
+DIGITS = 6  # of what comes back
 
-
-near = close(1e-4, 3 * 10**-DIGITS)  # how Exercise.compare compares what comes back
+near = close(1e-4, 3 * 10**-DIGITS)  # how an exercise compares it
 
 
 class Regression(nn.Module):

@@ -69,16 +69,10 @@ def test_the_table_and_the_text_say_the_same():
     drawn = timeline(LOG)
     html, text = drawn._repr_html_(), repr(drawn)
     assert "Timeline of 2 ranks over 400.0 ms" in html and "2 all_reduce, 1 all_gather" in html
-    for row in (("0", "all_reduce", "2", "32", "0.00 ms", "300.00 ms", "200.00 ms"),):
-        assert "".join(f"<td>{cell}</td>" for cell in row) in html
-        assert row in [tuple(line.split("  ")[-7:]) for line in _squeezed(text)]
+    cells = ("0", "all_reduce", "2", "32", "0.00 ms", "300.00 ms", "200.00 ms")
+    assert "".join(f"<td>{cell}</td>" for cell in cells) in html
+    assert " ".join(cells) in " ".join(text.split())
     assert "1, 1 never done" in html and "1, 1 never done" in text
-
-
-def _squeezed(text):
-    return [
-        "  ".join(part.strip() for part in line.split("  ") if part) for line in text.splitlines()
-    ]
 
 
 @pytest.mark.parametrize("log", [CollectiveLog([]), CollectiveLog([[], []]), [[]], None])

@@ -6,7 +6,7 @@ import pytest
 HEAVY = {"torch", "numpy", "matplotlib", "pandas", "transformers", "rich", "IPython"}
 
 
-@pytest.mark.parametrize("module", ["course_lib.specs", "course_lib.ledger"])
+@pytest.mark.parametrize("module", ["course_lib.specs", "course_lib.ledger", "course_lib.comm"])
 def test_the_pure_floors_import_the_standard_library_alone(module):
     code = (
         f"import sys, {module}; "
