@@ -98,17 +98,17 @@ def held(name: str, spec: specs.ModelSpec) -> int:
 
 
 def main() -> None:
-    print(f"{WORLD_SIZE} ranks, {TOKENS[1] - 1} tokens each, torch {torch.__version__}")
+    sizes = f"{WORLD_SIZE} ranks, {TOKENS[1] - 1} tokens on each"
+    print(f"{sizes}; {ROUNDS} rounds; torch {torch.__version__}")
     for spec in MODELS:
         rounds = ranks.run(times, WORLD_SIZE, (spec,), timeout=1200)[0]
         print(f"{spec.name}: {4 * spec.parameters / 2**20:.1f} MiB of gradients")
-        for index, name in enumerate(WRAPPERS):
-            milliseconds = 1000 * statistics.median(taken[index] for taken in rounds)
-            ratios = [taken[0] / taken[index] for taken in rounds]
-            low, middle, high = statistics.quantiles(ratios, n=4)
+        for name, taken in zip(WRAPPERS, zip(*rounds, strict=True), strict=True):
             mib = ranks.run(held, WORLD_SIZE, (name, spec))[0] / 2**20
-            print(f"  {name:<17} {milliseconds:7.1f} ms, {mib:6.1f} MiB; ours takes ", end="")
-            print(f"{middle:.3f} of it ({low:.3f} to {high:.3f}, {ROUNDS} rounds)")
+            print(f"  {name:<17} {1000 * statistics.median(taken):7.1f} ms {mib:6.1f} MiB", end="")
+            ratios = [ours / this for (ours, *_), this in zip(rounds, taken, strict=True)]
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            print(f"   ours / this: {middle:.3f} ({low:.3f} to {high:.3f})")
 
 
 if __name__ == "__main__":

@@ -1,26 +1,38 @@
-"""How long four fresh ranks take to start, all-reduce one number and end.
+"""How long four ranks take to start, all-reduce one number and end, run in four ways.
 
     python benchmarks/ranks_start.py
 
-Times `ranks.run` in this process (the first call, then the median of 20) beside
-`python -m torch.distributed.run` on the same function, each run a new launcher as it is in a
-terminal. The figures are of this machine; the ratios travel better.
+ranks.run      in this process: the first call, then the median of 20, each with fresh ranks
+in a kernel    the same, in a cell of a Jupyter kernel
+torchrun       `python -m torch.distributed.run`, each run a new launcher as it is in a terminal
+ipyparallel    a cluster of four engines: from its start to the first result, then later calls on
+               the same engines, which keep their process group and all state of the calls before
+
+All in one go on one machine, so that the ratios travel, which the seconds do not.
 """
 
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+import nbformat
 import torch
 import torch.distributed as dist
+from nbclient import NotebookClient
 
 from course_lib import ranks
 
 WORLD_SIZE = 4
 RUNS = 20
 LAUNCHER_RUNS = 3
+KERNEL = """
+import runpy
+runpy.run_path({path!r})["time_ranks_run"]()
+"""
 
 
 def all_reduce_one() -> float:
@@ -28,6 +40,27 @@ def all_reduce_one() -> float:
     one = torch.ones(1)
     dist.all_reduce(one)
     return float(one)
+
+
+def run() -> None:
+    counted(ranks.run(all_reduce_one, world_size=WORLD_SIZE))
+
+
+def counted(results: list) -> None:
+    if list(results) != [WORLD_SIZE] * WORLD_SIZE:
+        raise RuntimeError("the ranks did not count themselves right")
+
+
+def time_ranks_run() -> None:
+    """Print seconds: the first call, then each of RUNS more."""
+    print(*(seconds(run) for _ in range(1 + RUNS)))
+
+
+def in_a_kernel() -> list[float]:
+    cell = nbformat.v4.new_code_cell(KERNEL.format(path=__file__))
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    NotebookClient(notebook, kernel_name="python3", timeout=600).execute()
+    return [float(word) for word in notebook.cells[0].outputs[0].text.split()]
 
 
 def under_torchrun() -> None:
@@ -43,9 +76,37 @@ def launch() -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def run() -> None:
-    if ranks.run(all_reduce_one, world_size=WORLD_SIZE) != [WORLD_SIZE] * WORLD_SIZE:
-        raise RuntimeError("the ranks did not count themselves right")
+def engine(rank: int, world_size: int, rendezvous: str) -> float:
+    """What each engine runs; it joins a process group at its first call."""
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        store = dist.FileStore(rendezvous, world_size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    one = torch.ones(1)
+    dist.all_reduce(one)
+    return float(one)
+
+
+def on_engines() -> tuple[float, list[float]]:
+    """Seconds to the first result of a new cluster, and of each of RUNS more calls."""
+    try:
+        import ipyparallel
+    except ModuleNotFoundError:
+        sys.exit("this benchmark compares with ipyparallel: pip install -e '.[peers]'")
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        with ipyparallel.Cluster(n=WORLD_SIZE, log_level=40) as client:
+            each, size = range(WORLD_SIZE), [WORLD_SIZE] * WORLD_SIZE
+            meeting = [str(Path(folder, "rendezvous"))] * WORLD_SIZE
+
+            def call() -> None:
+                counted(client[:].map_sync(engine, each, size, meeting))
+
+            call()
+            first = time.perf_counter() - start
+            return first, [seconds(call) for _ in range(RUNS)]
 
 
 def seconds(call: Callable[[], None]) -> float:
@@ -55,16 +116,24 @@ def seconds(call: Callable[[], None]) -> float:
 
 
 def main() -> None:
-    first = seconds(run)
-    later = [seconds(run) for _ in range(RUNS)]
+    first, *later = [seconds(run) for _ in range(1 + RUNS)]
+    kernel_first, *kernel = in_a_kernel()
     launched = [seconds(launch) for _ in range(LAUNCHER_RUNS)]
-    median, launcher = statistics.median(later), statistics.median(launched)
+    engines_first, engines = on_engines()
+    unit = statistics.median(later)
     print(f"{WORLD_SIZE} ranks, torch {torch.__version__}")
-    print(f"ranks.run, first call            {first:7.2f} s   {first / median:6.1f} x")
-    print(f"ranks.run, median of {RUNS} more     {median:7.2f} s      1.0 x", end="")
-    print(f"   ({min(later):.2f} to {max(later):.2f} s)")
-    print(f"torchrun, median of {LAUNCHER_RUNS}            {launcher:7.2f} s   ", end="")
-    print(f"{launcher / median:6.1f} x   ({min(launched):.2f} to {max(launched):.2f} s)")
+    for name, times in (
+        ("ranks.run, first call", [first]),
+        (f"ranks.run, median of {RUNS} more", later),
+        ("ranks.run in a kernel, first call", [kernel_first]),
+        (f"ranks.run in a kernel, median of {RUNS} more", kernel),
+        (f"torchrun, median of {LAUNCHER_RUNS}", launched),
+        ("ipyparallel, cluster and first call", [engines_first]),
+        (f"ipyparallel, same engines, median of {RUNS} more", engines),
+    ):
+        median = statistics.median(times)
+        spread = f"   ({min(times):.2f} to {max(times):.2f} s)" if len(times) > 1 else ""
+        print(f"{name:<50}{median:7.2f} s {median / unit:7.1f} x{spread}")
 
 
 if __name__ == "__main__":

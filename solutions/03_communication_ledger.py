@@ -10,7 +10,7 @@
 # # 03 · The communication ledger
 #
 # After this lesson you can
-# - write reduce-scatter and all-gather on nothing but send and recv, and say why an all-reduce is both;
+# - write reduce-scatter and all-gather on send and recv, and say why an all-reduce is both;
 # - count the bytes that any of them sends from a rank, padding included;
 # - price a collective in seconds from alpha and beta, and say when latency rules;
 # - read a data sheet of NVLink, PCIe, InfiniBand or Ethernet, and price a training step on it;
@@ -51,8 +51,8 @@ ranks.warm_up()  # loads what the ranks need, in the background
 explorers.network_price(kind="all_reduce", ranks=8)
 
 # %% [markdown]
-# The flat part is latency: it grows with the ranks, and no bandwidth shortens it. The rising part is
-# bytes: it hardly depends on the ranks. This lesson takes both apart.
+# The flat part is latency: it grows with the ranks, and no bandwidth shortens it. The rising part
+# is bytes: it hardly depends on the ranks. This lesson takes both apart.
 #
 # ## Three collectives
 #
@@ -85,8 +85,8 @@ for rank, (scattered, gathered, total) in enumerate(ranks.run(three, world_size=
 # %% [markdown]
 # ## Count bytes
 #
-# The ranks stand in a **ring**, and each sends to its right neighbour only. In one step a rank sends
-# one chunk and receives one. After N - 1 steps a chunk has been everywhere:
+# The ranks stand in a **ring**, and each sends to its right neighbour only. In one step a rank
+# sends one chunk and receives one. After N - 1 steps a chunk has been everywhere:
 #
 # | collective | steps | bytes that a rank sends, of a buffer of S bytes |
 # |---|---|---|
@@ -131,8 +131,8 @@ for n in (2, 4, 8, 64, 1024):
 # ## One step around the ring
 #
 # `dist.send(tensor, to)` returns when the other side receives. `dist.isend(tensor, to)` returns at
-# once, with a request whose `wait()` returns when it is done. Until then leave the tensor alone, and
-# keep the request: a send that is dropped may never arrive. `dist.recv(tensor, source)` fills a
+# once, with a request whose `wait()` returns when it is done. Until then leave the tensor alone,
+# and keep the request: a send that is dropped may never arrive. `dist.recv(tensor, source)` fills a
 # tensor that you made.
 #
 # All ranks run the same lines. What happens if all of them send before anyone receives?
@@ -212,8 +212,8 @@ check("03-reduce-scatter", reduce_scatter)
 # %% [markdown]
 # ## All-gather: chunks travel
 #
-# The same ring without the adding: in each step a rank passes on what it received in the one before,
-# and keeps a copy. In step 1 the chunk of rank - 1 arrives, in step 2 that of rank - 2.
+# The same ring without the adding: in each step a rank passes on what it received in the one
+# before, and keeps a copy. In step 1 the chunk of rank - 1 arrives, in step 2 that of rank - 2.
 #
 # ### Exercise 03-all-gather: Ring all-gather (3 points)
 
@@ -269,16 +269,16 @@ receipt(
 )
 
 # %% [markdown]
-# `run.log` holds what every rank issued. Drawn: six sends and six receives on each rank, then torch's
-# all_reduce.
+# `run.log` holds what every rank issued. Drawn: six sends and six receives on each rank, then
+# torch's all_reduce.
 
 # %% tags=["nbval-ignore-output"]
 timeline(run.log)
 
 # %% [markdown]
-# **This identity is what ZeRO lives on.** Between the two halves each rank holds one summed chunk. If
-# it needs no more than that, the second half can wait, or carry something else: updated parameters.
-# Stages 1 and 2 (lessons 05 and 06) send the bytes of DDP, no more.
+# **This identity is what ZeRO lives on.** Between the two halves each rank holds one summed chunk.
+# If it needs no more than that, the second half can wait, or carry something else: updated
+# parameters. Stages 1 and 2 (lessons 05 and 06) send the bytes of DDP, no more.
 #
 # ## Seconds: alpha and beta
 #
@@ -310,8 +310,8 @@ def ring_seconds(kind, payload, ranks, alpha_us, gb_s):
 check("03-time", ring_seconds)
 
 # %% [markdown]
-# Below some size, the time is mostly alphas. The buffer at which both cost the same is called n½, and
-# it has half of the bandwidth that a large one has.
+# Below some size, the time is mostly alphas. The buffer at which both cost the same is called n½,
+# and it has half of the bandwidth that a large one has.
 #
 # ### Exercise 03-latency: Where latency and bandwidth cost the same (2 points)
 
@@ -332,8 +332,8 @@ def n_half(ranks, alpha_us, gb_s):
 check("03-latency", n_half)
 
 # %% [markdown]
-# A faster network has a *larger* n½: it is harder to feed. Predict which of these a gradient of one
-# norm layer (8 KiB) is, and which a bucket of 25 MiB.
+# A faster network has a *larger* n½: it is harder to feed. Predict: does latency rule the gradient
+# of one norm layer (8 KiB)? And a bucket of 25 MiB, on 8 ranks and on 1024?
 
 # %%
 print("n½ of an all_reduce     8 ranks      64 ranks    1024 ranks")
@@ -383,7 +383,8 @@ check("03-price", gradient_seconds)
 
 # %% [markdown]
 # Now a whole step of Llama 2 7B under DDP on 64 ranks, from the ledger: bytes alone, and with an
-# alpha for each step of each bucket.
+# alpha for each step of each bucket. Each network is taken as if all 64 ranks had one such link
+# each.
 
 # %%
 plan = comm.step(
@@ -406,9 +407,9 @@ for name, network in networks.items():
 #
 # ## Bus bandwidth
 #
-# Benchmarks measure seconds. Payload over seconds is the *algorithm bandwidth*; it depends on N and on
-# the kind. *Bus bandwidth* is what each link would have carried in a ring: bytes sent over seconds. It
-# can be laid beside the data sheet.
+# Benchmarks measure seconds. Payload over seconds is the *algorithm bandwidth*; it depends on N and
+# on the kind. *Bus bandwidth* is what each link would have carried in a ring: bytes sent over
+# seconds. It can be laid beside the data sheet.
 #
 # ### Exercise 03-busbw: Bus bandwidth (3 points)
 
@@ -431,8 +432,8 @@ def bus_bandwidth(kind, payload, ranks, seconds):
 check("03-busbw", bus_bandwidth)
 
 # %% [markdown]
-# The *ml-engineering* book reports an all-reduce over eight B200 GPUs: 36 GB/s at 1 MiB, 568 GB/s at
-# 128 MiB. Predict both from NVLink 5's 900 GB/s and NCCL's 3.4 µs.
+# The *ml-engineering* book reports an all-reduce over eight B200 GPUs: 36 GB/s at 1 MiB, 568 GB/s
+# at 128 MiB. Predict both from NVLink 5's 900 GB/s and NCCL's 3.4 µs.
 
 # %%
 for mib, reported in ((1, 36), (128, 568)):
@@ -442,17 +443,17 @@ for mib, reported in ((1, 36), (128, 568)):
     print(f"{mib:3} MiB: alpha and beta give {ours:5.1f} GB/s, reported are {reported}")
 
 # %% [markdown]
-# The small one is all latency. For the large one the data sheet is a ceiling: real links reach 75 to
-# 85% of it. **Yet sources disagree with the ceiling, too:** the same book reports 366 GB/s for a ring
-# over eight H200, and 473 with NVLS, over links of 450. NVLS lets the switch add. A GPU then sends its
-# buffer about once instead of 1.75 times; the formula still multiplies by 1.75. Bus bandwidth is a
-# speed of wires for rings alone.
+# The small one is all latency. For the large one the data sheet is a ceiling: real links reach 75
+# to 85% of it. **Yet sources disagree with the ceiling, too:** the same book reports 366 GB/s for a
+# ring over eight H200, and 473 with NVLS, over links of 450. NVLS lets the switch add. A GPU then
+# sends its buffer about once instead of 1.75 times; the formula still multiplies by 1.75. Bus
+# bandwidth is a speed of wires for rings alone.
 
 # %% [markdown]
 # ## Two levels
 #
-# In a ring of 64 GPUs on eight nodes every step waits for the slowest hop, 126 times. A
-# *hierarchical* all-reduce does three things:
+# In a ring of 64 GPUs on eight nodes an all-reduce makes 126 steps, one after another. A
+# *hierarchical* one does three things, in 7 + 14 + 7 steps:
 #
 # 1. reduce-scatter within the node, over fast links;
 # 2. all-reduce of each shard between nodes, over slow ones;
@@ -483,10 +484,10 @@ for entry, (where, phase) in zip(run.log[0], predicted, strict=True):
     print(f"predicted {phase.kind} {where} nodes, {phase.sent}")
 
 # %% [markdown]
-# Does it send less between nodes? It depends on the ring. One ring that leaves a node through *one* of
-# its eight ports loads that port with 2(N-1)/N · S; in a hierarchy each port carries its shard's part,
-# an eighth. NCCL lays several rings, so that all ports work; then the bytes are about equal, and what
-# the hierarchy saves is steps.
+# Does it send less between nodes? It depends on the ring. One ring that leaves a node through *one*
+# of its eight ports loads that port with 2(N-1)/N · S; in a hierarchy each port carries its shard's
+# part, an eighth. NCCL lays several rings, so that all ports work; then the bytes are about equal,
+# and what the hierarchy saves is steps.
 
 # %%
 topology = comm.Topology.of(specs.Cluster(gpus=64, gpus_per_node=8, link="ib-ndr"))
@@ -495,14 +496,14 @@ for algorithm in ("ring", "hierarchical", "tree"):
     print(f"{algorithm:13} {seconds:.3f} s for the gradients of llama2-7b on 8 nodes")
 
 # %% [markdown]
-# A *tree* makes about log N steps in place of N; NCCL measures which is best for which size. Sharded
-# training cannot choose: it needs the two halves, and those are rings.
+# A *tree* makes about log N steps in place of N, but carries a whole all-reduce only. Sharded
+# training needs the two halves by themselves, and for these NCCL mostly takes rings.
 #
 # ## Run: a real step
 #
 # Now the proof: three real steps of `lab-25m` on four ranks, under DDP and under FSDP. DDP
-# all-reduces gradients. FSDP gathers each block's parameters before it computes, in forward and again
-# in backward, and reduce-scatters its gradients.
+# all-reduces gradients. FSDP gathers each block's parameters before it computes, in forward and
+# again in backward, and reduce-scatters its gradients.
 
 
 # %%
@@ -522,8 +523,8 @@ def train(wrap, steps=3):
 
 
 # %% [markdown]
-# In its first two steps DDP also agrees on its buckets, so look at the third. FSDP makes each block a
-# unit, and what is left (embedding, last norm, head) the root unit.
+# In its first two steps DDP also agrees on its buckets, so look at the third. FSDP makes each block
+# a unit, and what is left (embedding, last norm, head) the root unit.
 
 
 # %%
@@ -561,8 +562,8 @@ receipt("one FSDP step, per rank", predicted["fsdp"].bytes_by_kind(), fsdp.bytes
 # %% [markdown]
 # Difference 0. The counts agree, too: four buckets; 9 + 8 all-gathers and 9 reduce-scatters.
 #
-# The textbook says that sharding parameters costs 3/2 of DDP's bytes. Here it costs less. Why? Which
-# unit is not gathered twice?
+# The textbook says that sharding parameters costs 3/2 of DDP's bytes. Here it costs less. Why?
+# Which unit is not gathered twice?
 
 # %%
 for name, log in (("ddp", ddp), ("fsdp", fsdp)):
@@ -571,11 +572,11 @@ ratio = sum(fsdp.bytes().values()) / sum(ddp.bytes().values())
 print(f"FSDP sends {ratio:.3f} times the bytes of DDP")
 
 # %% [markdown]
-# The root unit: backward begins where forward ended, so it is kept. In a model this small it holds 30%
-# of the parameters.
+# The root unit: backward begins where forward ended, so it is kept. In a model this small it holds
+# 30% of the parameters.
 #
-# Now both steps in time. DDP starts a bucket while another one is on its way: they lie one above the
-# other. Which bars of FSDP are forward's, and where does backward begin?
+# Now both steps in time. DDP starts a bucket while another one is on its way: they lie one above
+# the other. Which bars of FSDP are forward's, and where does backward begin?
 
 # %% tags=["nbval-ignore-output"]
 timeline(ddp)
@@ -586,8 +587,8 @@ timeline(fsdp)
 # %% [markdown]
 # ## Measure alpha and beta here
 #
-# Your machine has a network as well: gloo, over the loopback device. Time all-reduces of many sizes,
-# and take the best of ten each.
+# Your machine has a network as well: gloo, over the loopback device. Time all-reduces of many
+# sizes, and take the best of ten each.
 
 
 # %%
@@ -608,8 +609,8 @@ run = ranks.run(best_times, world_size=4, args=(sizes,))
 measured = {size: max(times[size] for times in run) for size in sizes}
 
 # %% [markdown]
-# Fit on every other size; predict the rest. The fit minimizes *relative* errors, so that small sizes
-# count, too.
+# Fit on every other size; predict the rest. The fit minimizes *relative* errors, so that small
+# sizes count, too.
 
 # %% tags=["nbval-ignore-output"]
 samples = [(Collective("all_reduce", size // 4, 4, 4), measured[size]) for size in sizes]
@@ -621,15 +622,16 @@ for buffer, seconds in samples[1::2]:
     print(f"measured {1e3 * seconds:7.3f} ms, {ours / seconds - 1:+.0%}")
 
 # %% [markdown]
-# Two numbers explain a range of 4096 in size, roughly. Where they miss, something they do not know has
-# changed: caches, how gloo cuts its buffers, ranks that share a core.
+# Two numbers explain a range of 4096 in size, roughly. Where they miss, something they do not know
+# has changed: caches, how gloo cuts its buffers, ranks that share a core.
 
 # %% [markdown]
 # ## What the ledger counts, and what moves
 #
 # The ledger counts what the *algorithm* needs: its logical volume. A backend may move more. The
-# operating system counts every byte over the loopback device, so ask it. Predict for a buffer of 4 MiB
-# on four ranks: 4 · 3/4 · 4 = 12 MiB in all for a reduce_scatter or an all_gather, 24 for an all_reduce.
+# operating system counts every byte over the loopback device, so ask it. Predict for a buffer of 4
+# MiB on four ranks: 4 · 3/4 · 4 = 12 MiB in all for a reduce_scatter or an all_gather, 24 for an
+# all_reduce.
 
 
 # %%
@@ -664,9 +666,9 @@ for kind in ("all_reduce", "all_gather", "reduce_scatter"):
 
 # %% [markdown]
 # All-reduce and all-gather move what they should, and 0.2% of packet headers. Gloo's reduce_scatter
-# moves twice that: it all-reduces and throws away the rest, the answer that your check refused. NCCL
-# has a real one. So bytes of this course are logical, and *times* measured on gloo say little about
-# GPUs.
+# moves twice that: it all-reduces and throws away the rest, the answer that your check refused.
+# NCCL has a real one. So bytes of this course are logical, and *times* measured on gloo say little
+# about GPUs.
 
 # %% [markdown]
 # ## Say it out loud

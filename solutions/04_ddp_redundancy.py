@@ -365,8 +365,8 @@ check("04-hooks", overlap)
 # ## Accumulation
 #
 # A batch that does not fit is cut into micro-batches, whose gradients add up in `grad` before one step.
-# Averaging once, at the end, is enough: the mean of sums is the sum of means. Under `ddp.no_sync()`
-# nothing is sent.
+# Averaging once, at the end, is enough: the mean of sums is the sum of means. Under `ddp.no_sync()`,
+# where forward and backward both belong, nothing is sent.
 #
 # ### Exercise 04-accumulate: Accumulate with one synchronisation (3 points)
 

@@ -13,7 +13,8 @@ import linecache
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 from course_lib.checks.exercise import Answer, Case, call
@@ -56,7 +57,7 @@ def _outcome(answer: Answer, case: Case, run: Callable, off_limits: Sequence[str
         contextlib.redirect_stdout(printed),
         contextlib.redirect_stderr(printed),
         warnings.catch_warnings(),
-        _watch(off_limits) as called,
+        watch(off_limits) as called,
     ):
         warnings.simplefilter("ignore")
         try:
@@ -70,11 +71,15 @@ def _outcome(answer: Answer, case: Case, run: Callable, off_limits: Sequence[str
     return Outcome(value, raised, called[0] if called else "", printed.getvalue()[-2000:])
 
 
+_WATCHED: ContextVar[tuple[frozenset[str], list[str]]] = ContextVar("watched")
+
+
 @contextlib.contextmanager
-def _watch(off_limits: Sequence[str]):
+def watch(off_limits: Iterable[str]) -> Iterator[list[str]]:
     """Collect the names in `off_limits` that are called, under whatever alias."""
     called: list[str] = []
-    names = set(off_limits)
+    names = frozenset(off_limits)
+    token = _WATCHED.set((names, called))
 
     def profile(frame, event, _):
         if event == "call":
@@ -88,6 +93,12 @@ def _watch(off_limits: Sequence[str]):
         yield called
     finally:
         sys.setprofile(before)
+        _WATCHED.reset(token)
+
+
+def watched() -> tuple[frozenset[str], list[str]]:
+    """What is off limits now, and where to add a name that was called in another process."""
+    return _WATCHED.get((frozenset(), []))
 
 
 def _line(error: BaseException, answer: Answer) -> str:

@@ -63,14 +63,34 @@ def expect(exercise: Exercise, cases: Sequence[Case]) -> list[Outcome]:
     return expected
 
 
+class Wrong:
+    """What each misconception does on each case: worked out when it is asked for, and once."""
+
+    def __init__(self, exercise: Exercise, cases: Sequence[Case]) -> None:
+        self._exercise, self._cases = exercise, cases
+        self._known: dict[tuple[int, int], Outcome] = {}
+
+    def outcome(self, misconception: int, case: int) -> Outcome:
+        """Both are named by their index."""
+        key = misconception, case
+        if key not in self._known:
+            answer = self._exercise.misconceptions[misconception].answer
+            (self._known[key],) = outcomes(answer, [self._cases[case]], self._exercise.run)
+        return self._known[key]
+
+
 def judge(
     exercise: Exercise,
     seed: int,
     cases: Sequence[Case],
     expected: Sequence[Outcome],
     got: Sequence[Outcome],
+    wrong: Wrong | None = None,
 ) -> Report:
-    """Compare what an answer did on `cases` with what it should have done."""
+    """Compare what an answer did on `cases` with what it should have done.
+
+    Several answers to the same cases may share one `wrong`.
+    """
     differences = [_difference(exercise, e, g) for e, g in zip(expected, got, strict=True)]
     held = [difference is None for difference in differences]
     library = next((outcome.off_limits for outcome in got if outcome.off_limits), "")
@@ -88,7 +108,7 @@ def judge(
         **about,
         score=score,
         parts=parts,
-        **_words(exercise, cases, got, first),
+        **_words(exercise, wrong or Wrong(exercise, cases), got, first),
         failing=_call_words(cases[first]),
         difference=differences[first],
         printed=got[first].printed,
@@ -109,12 +129,12 @@ def _count(part: str, cases: Sequence[Case], held: Sequence[bool]) -> tuple[int,
     return sum(mine), len(mine)
 
 
-def _words(exercise, cases, got, first) -> dict[str, str]:
+def _words(exercise, wrong, got, first) -> dict[str, str]:
     """The sentence about the idea, and the hint behind it."""
     raised = got[first].raised
     if raised and raised.type == "NotImplementedError":
         return {"sentence": f"Not solved yet: {exercise.task}", "further": exercise.nudge}
-    if found := _explain(exercise, cases, got, first):
+    if found := _explain(exercise, wrong, got, first):
         return {
             "sentence": found.hint,
             "further": found.further or exercise.nudge,
@@ -128,17 +148,16 @@ def _words(exercise, cases, got, first) -> dict[str, str]:
     }
 
 
-def _explain(exercise, cases, got, first) -> Misconception | None:
+def _explain(exercise, wrong, got, first) -> Misconception | None:
     """The misconception that does what the learner's answer does, on every case."""
-    smallest_first = [(cases[first], got[first]), *zip(cases, got, strict=True)]
-    for wrong in exercise.misconceptions:
-        if all(_same(exercise, wrong, case, outcome) for case, outcome in smallest_first):
-            return wrong
+    telling_first = [first, *range(len(got))]
+    for index, misconception in enumerate(exercise.misconceptions):
+        if all(_same(exercise, wrong.outcome(index, case), got[case]) for case in telling_first):
+            return misconception
     return None
 
 
-def _same(exercise: Exercise, misconception: Misconception, case: Case, got: Outcome) -> bool:
-    (wrong,) = outcomes(misconception.answer, [case], exercise.run)
+def _same(exercise: Exercise, wrong: Outcome, got: Outcome) -> bool:
     if wrong.raised or got.raised:
         return (wrong.raised and wrong.raised.type) == (got.raised and got.raised.type)
     return exercise.compare(wrong.value, got.value) is None

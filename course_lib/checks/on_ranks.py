@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib import ranks
+from course_lib.checks.answering import watch, watched
 from course_lib.checks.exercise import Answer, Case
 
 TIMEOUT = 20.0
@@ -18,39 +19,24 @@ def on_ranks(answer: Answer, case: Case) -> dict[str, object]:
 
     Gives what the answer returned on each rank: {"rank 0": …, "rank 1": …}.
     """
-    return {f"rank {rank}": result for rank, result in enumerate(_run(answer, case))}
-
-
-def on_ranks_with_log(answer: Answer, case: Case) -> dict[str, object]:
-    """As `on_ranks`, and what each rank communicated to get there: how often, how many bytes.
-
-    So the right numbers are not enough: they must have travelled as they should. Gives
-    {"rank 0": {"returned": …, "calls": {"send": 3}, "bytes": {"send": 120}}, …}.
-    """
-    results = _run(answer, case)
-    return {
-        f"rank {rank}": {
-            "returned": result,
-            "calls": results.log.counts(rank),
-            "bytes": results.log.bytes(rank),
-        }
-        for rank, result in enumerate(results)
-    }
-
-
-def _run(answer: Answer, case: Case) -> list:
     (inputs,) = case.args
+    off_limits, called = watched()
+    args = answer, inputs, off_limits
     try:
-        return ranks.run(_own, world_size=len(inputs), args=(answer, inputs), timeout=TIMEOUT)
+        results = ranks.run(_own, world_size=len(inputs), args=args, timeout=TIMEOUT)
     except ranks.RankError as error:
         if isinstance(error.__cause__, NotImplementedError):
             raise NotImplementedError(str(error)) from error
         raise
+    called += [name for _, names in results for name in names]
+    return {f"rank {rank}": result for rank, (result, _) in enumerate(results)}
 
 
-def _own(answer: Answer, inputs: list[list]) -> object:
+def _own(answer: Answer, inputs: list[list], off_limits: frozenset[str]) -> tuple:
+    """What the answer returns on this rank, and which names that are off limits it called."""
     mine = [_tensor(value) for value in inputs[dist.get_rank()]]
-    return answer(*mine)
+    with watch(off_limits) as called:
+        return answer(*mine), called[:1]
 
 
 def _tensor(value: object) -> object:

@@ -3,12 +3,14 @@
 `course prove` prints the list; the tests assert it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from course_lib.checks.answering import outcomes
+from course_lib.checks.answering import Outcome, outcomes
 from course_lib.checks.checking import evaluate
-from course_lib.checks.exercise import Exercise
-from course_lib.checks.judging import LIBRARY, Report, expect, judge
+from course_lib.checks.exercise import Answer, Exercise
+from course_lib.checks.judging import LIBRARY, Report, Wrong, expect, judge
 
 
 @dataclass(frozen=True)
@@ -29,36 +31,41 @@ def stub(*_: object) -> object:
 
 def prove(exercise: Exercise, seed: int = 1) -> list[Proof]:
     """Put the stub, every misconception and every correct solution to the check."""
-    wrong = [("the unsolved stub", stub, f"Not solved yet: {exercise.task}")]
-    wrong += [(each.name, each.answer, each.hint) for each in exercise.misconceptions]
-    right = [exercise.reference, *exercise.alternatives]
-    return [
-        *(_refused(exercise, seed, *each) for each in wrong),
-        *([_calls_the_library(exercise, seed)] if exercise.library else []),
-        *(_accepted(exercise, seed, n, each) for n, each in enumerate(right, start=1)),
+    cases = exercise.all_cases(seed)
+    expected, explained = expect(exercise, cases), Wrong(exercise, cases)
+
+    def report(outcome: Callable[[int], Outcome]) -> Report:
+        got = [outcome(case) for case in range(len(cases))]
+        return judge(exercise, seed, cases, expected, got, explained)
+
+    def put(answer: Answer) -> Report:
+        """As `evaluate`, but the answer may call the course's own: it is made from it."""
+        return report(outcomes(answer, cases, exercise.run).__getitem__)
+
+    proofs = [
+        _refused(exercise, "the unsolved stub", f"Not solved yet: {exercise.task}", put(stub))
     ]
+    for index, each in enumerate(exercise.misconceptions):
+        told = report(partial(explained.outcome, index))
+        proofs.append(_refused(exercise, each.name, each.hint, told))
+    if exercise.library:
+        proofs.append(_calls_the_library(exercise, seed))
+    for number, answer in enumerate((exercise.reference, *exercise.alternatives), start=1):
+        proofs.append(_accepted(exercise, number, put(answer)))
+    return proofs
 
 
-def _refused(exercise, seed, name, answer, sentence) -> Proof:
-    report = _judge(exercise, seed, answer)
+def _refused(exercise: Exercise, name: str, sentence: str, report: Report) -> Proof:
     held = not report.passed and report.sentence == sentence
     return Proof(exercise.id, name, f"fails: {sentence}", held, report.sentence or "passed")
 
 
-def _accepted(exercise, seed, number, answer) -> Proof:
-    report = _judge(exercise, seed, answer)
+def _accepted(exercise: Exercise, number: int, report: Report) -> Proof:
     name = f"correct solution {number}"
     return Proof(exercise.id, name, "passes", report.passed, report.sentence or "passed")
 
 
-def _calls_the_library(exercise, seed) -> Proof:
+def _calls_the_library(exercise: Exercise, seed: int) -> Proof:
     report = evaluate(exercise, exercise.reference, seed)
     held = report.score == 0 and report.misconception == LIBRARY
     return Proof(exercise.id, LIBRARY, "scores nothing", held, report.sentence or "passed")
-
-
-def _judge(exercise: Exercise, seed: int, answer) -> Report:
-    """As `evaluate`, but the answer may call the course's own: it is made from it."""
-    cases = exercise.all_cases(seed)
-    got = outcomes(answer, cases, exercise.run)
-    return judge(exercise, seed, cases, expect(exercise, cases), got)

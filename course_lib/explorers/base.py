@@ -59,6 +59,7 @@ class Explorer(widgets.VBox):
 
     def _repr_mimebundle_(self, **options):
         """The widget, and beside it what it shows now, for a reader without a kernel."""
-        settings = " · ".join(f"{name} {escape(str(c.value))}" for name, c in self.controls.items())
+        values = {name: getattr(c, "label", c.value) for name, c in self.controls.items()}
+        settings = " · ".join(f"{name} {escape(str(value))}" for name, value in values.items())
         data = super()._repr_mimebundle_(**options)
         return data | {"text/html": f"<p>{settings}</p>{self.html}"}

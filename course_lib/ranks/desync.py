@@ -17,9 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from course_lib.ranks.log import Entry
-
-PAIRED = ("send", "recv")
+from course_lib.ranks.log import PAIRED, Entry
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from course_lib.ranks import words
 from course_lib.ranks.desync import Absent, Call, Deadlock, Mismatch, Verdict
-from course_lib.ranks.log import Entry
+from course_lib.ranks.log import PAIRED, Entry
 
 MOST_ROWS = 8
 RENDEZVOUS = (
@@ -31,7 +31,7 @@ def tell(verdict: Verdict, last: Mapping[int, Entry]) -> str:
 def _mismatch(call: Call) -> str:
     few, *others = sides = call.sides
     kinds = {words.call(entry) for side in sides for entry in side}
-    if len(kinds) == 1 or few[0].kind in ("send", "recv"):  # the same call, of another size
+    if len(kinds) == 1 or few[0].kind in PAIRED:  # the same call, of another size
         tell = lambda entry: f"{words.call(entry)} with {words.size(entry)}"  # noqa: E731
     else:
         tell = words.call

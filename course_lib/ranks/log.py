@@ -12,6 +12,8 @@ from course_lib.ranks import stack
 from course_lib.ranks.protocol import Frame
 from course_lib.specs import Collective
 
+PAIRED = ("send", "recv")  # a message from one rank to one other
+
 
 @dataclass(frozen=True)
 class Entry:

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.ranks import stack
-from course_lib.ranks.log import Entry
+from course_lib.ranks.log import PAIRED, Entry
 from course_lib.ranks.protocol import Frame
 from course_lib.ranks.reader import MOST, Reader
 
@@ -55,7 +55,6 @@ OPERATORS = {
     "barrier": ("barrier", None, 1, None),
     "monitored_barrier_": ("barrier", None, 1, None),
 }
-PAIRED = ("send", "recv")
 ONE_OF_N = ("gather", "scatter")  # their argument is one rank's part: only the root has the whole
 
 
@@ -170,6 +169,8 @@ class Recorder:
         finally:
             if index in self._pending:
                 self._write("resume", index, self._now())
+            if self._latest is work:
+                self._latest = None  # it would keep its tensors alive
 
     def _note_thread(self) -> None:
         """From where threads share the work on, a wait does not mean that the rank stands still."""

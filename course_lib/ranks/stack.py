@@ -14,10 +14,11 @@ import sysconfig
 import course_lib
 from course_lib.ranks.protocol import Frame
 
+COURSE = os.path.dirname(course_lib.__file__)
 LIBRARIES = tuple(
     {os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")}
     | {os.path.join(os.path.dirname(os.__file__), "")}
-    | {os.path.join(os.path.dirname(course_lib.__file__), "")}
+    | {os.path.join(COURSE, ""), os.path.join(os.path.dirname(COURSE), "grading", "")}
 )
 PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")
 RANK = os.path.join(os.path.dirname(__file__), "rank.py")

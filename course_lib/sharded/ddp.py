@@ -32,7 +32,7 @@ from course_lib.errors import CourseError
 BROADCAST_BYTES = 250 * 2**20  # what a broadcast copies into one message, as PyTorch does
 
 
-@dataclass
+@dataclass(eq=False)  # a bucket equals itself alone
 class Bucket:
     """The gradients of some parameters, side by side."""
 
@@ -45,9 +45,10 @@ class Bucket:
 class DDP(nn.Module):
     """Wraps the module of which each rank has a copy, and keeps the copies equal.
 
-    A bucket is closed once it holds `bucket_bytes` (25 MiB) or more; the first one may have a cap
-    of its own, which is 1 MiB where none is given. Tensors are never split, and each dtype has
-    buckets of its own. They are all the memory that gradients take, and stay when `grad` is None.
+    A bucket is closed once it holds `bucket_bytes` (25 MiB) or more, the first one once it holds
+    `first_bucket_bytes` (1 MiB, but `bucket_bytes` where only those are given). Tensors are never
+    split, and each dtype has buckets of its own. Gradients take no memory but the buckets, which
+    stay when `grad` is set to None.
 
     Errors: CourseError at the end of a backward that left a parameter without a gradient, since
     the other ranks wait for it. Reentrant checkpointing, a backward within backward, ends so too.
@@ -74,7 +75,7 @@ class DDP(nn.Module):
                 "to train: call the module itself."
             )
         self.arrived: list[nn.Parameter] = []  # whose gradients this backward has completed
-        self.first_order: list[nn.Parameter] | None = None  # until it has been used
+        self.first_order: list[nn.Parameter] | None = None  # what the first backward completed
         self._broadcast([*module.parameters(), *module.buffers()])
         self._lay_out(self.trained[::-1])
         for parameter in self.trained:
@@ -117,7 +118,7 @@ class DDP(nn.Module):
         torch.autograd.Variable._execution_engine.queue_callback(self._on_end_of_backward)
         if self.first_order:
             self._lay_out(self._as_on_rank_0(self.first_order))
-            self.first_order = []
+            self.first_order = []  # used
         for bucket in self.buckets:
             bucket.to_come = len(bucket.parameters)
         self.to_issue = list(self.buckets)
@@ -141,7 +142,7 @@ class DDP(nn.Module):
         index = {parameter: i for i, parameter in enumerate(self.trained)}
         order = torch.tensor([index[p] for p in parameters], device=parameters[0].device)
         dist.broadcast(order, group_src=0, group=self.group)
-        return [self.trained[i] for i in order]
+        return [self.trained[i] for i in order.tolist()]
 
     def _lay_out(self, parameters: list[nn.Parameter]) -> None:
         """Make buckets for gradients that come in this order."""

@@ -1,18 +1,14 @@
-"""Lesson 04, DDP and its redundancy: count it, average gradients, fill buckets.
-
-`overlapped` has the two exercises in which communication has to come at the right moment.
-"""
-
-from random import Random
+"""Lesson 04, DDP and its redundancy: count it, average gradients; the rest is in `ddp_…`."""
 
 import torch.distributed as dist
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from course_lib import comm
 from course_lib.checks.comparison import close
 from course_lib.checks.exercise import Case, Exercise, Misconception, call_for_a_line
 from grading.exercises import small_model
-from grading.exercises.overlapped import ACCUMULATE, HOOKS
+from grading.exercises.ddp_accumulate import ACCUMULATE
+from grading.exercises.ddp_buckets import BUCKETS
+from grading.exercises.ddp_hooks import HOOKS
 
 # --- 04-redundancy: what is there more than once ------------------------------------------------
 
@@ -252,153 +248,6 @@ AVERAGE = Exercise(
             "The ranks do not call the same collectives in the same order, so those that do call "
             "one wait for the others for ever.",
             "No collective under an `if` that depends on the rank or on its data.",
-        ),
-    ),
-)
-
-# --- 04-buckets: which gradients travel together ------------------------------------------------
-
-
-def fill_buckets(sizes, cap):
-    buckets, bucket, held = [], [], 0
-    for index in reversed(range(len(sizes))):
-        bucket.append(index)
-        held += sizes[index]
-        if held >= cap:
-            buckets.append(bucket)
-            bucket, held = [], 0
-    if bucket:
-        buckets.append(bucket)
-    return buckets
-
-
-def _open_when_needed(sizes, cap):
-    buckets, room = [], 0
-    for index in range(len(sizes) - 1, -1, -1):
-        if room <= 0:
-            buckets.append([])
-            room = cap
-        buckets[-1].append(index)
-        room -= sizes[index]
-    return buckets
-
-
-def _filled(indices, full, close_before=False, reset=True, keep_last=True, twice=False):
-    """A wrong way to fill: `full(held, members, cap)` says when a bucket is."""
-
-    def answer(sizes, cap):
-        buckets, bucket, held = [], [], 0
-        for index in indices(len(sizes)):
-            if close_before and bucket and held + sizes[index] > cap:
-                buckets.append(bucket)
-                bucket, held = [], 0
-            bucket.append(index)
-            held += sizes[index]
-            if not close_before and full(held, bucket, cap):
-                over = held > cap
-                buckets.append(bucket)
-                bucket, held = ([index], held - cap) if twice and over else ([], held * (not reset))
-        return buckets + [bucket] * bool(bucket and keep_last)
-
-    return answer
-
-
-def _backward(n):
-    return reversed(range(n))
-
-
-def _capped(held, members, cap):
-    return held >= cap
-
-
-def _fresh_sizes(rng: Random) -> list[Case]:
-    """Among them a tensor larger than the cap, and one that fills a bucket exactly."""
-    cap = rng.randrange(20, 40)
-    sizes = [rng.randrange(1, cap // 2) for _ in range(rng.randint(7, 10))]
-    return [_bucket_case([*sizes, 2 * cap + 5, cap - 3, 3, cap - 5, 4, 9], cap)]
-
-
-def _bucket_case(sizes: list[int], cap: int) -> Case:
-    return Case(f"{len(sizes)} tensors", (sizes, cap))
-
-
-BUCKETS = Exercise(
-    id="04-buckets",
-    title="Put gradients into buckets",
-    task="Return the buckets, lists of indices, in the order in which backward fills them.",
-    points={"all": 3},
-    reference=fill_buckets,
-    alternatives=(_open_when_needed,),
-    cases=(
-        _bucket_case([4, 8, 4, 4], 8),
-        _bucket_case([6, 6, 6], 100),
-        _bucket_case([1, 1, 2, 1, 5, 1, 2], 3),
-        _bucket_case([3, 9, 2, 5, 30, 4], 10),
-    ),
-    fresh=_fresh_sizes,
-    library=(comm.buckets,),
-    nudge="From the last tensor to the first: add it; close the bucket if it now holds the cap.",
-    misconceptions=(
-        Misconception(
-            "forward order",
-            _filled(range, _capped),
-            "You fill buckets in the model's order. Backward computes the last layer's gradients "
-            "first: with yours, the first bucket would be full at the very end.",
-            "Go through the indices in reverse.",
-        ),
-        Misconception(
-            "forward order, turned round",
-            lambda sizes, cap: [b[::-1] for b in reversed(_filled(range, _capped)(sizes, cap))],
-            "You fill the buckets in forward order and turn the result round. Which tensors share "
-            "a bucket depends on where filling begins: at the last one.",
-        ),
-        Misconception(
-            "the last bucket lost",
-            _filled(_backward, _capped, keep_last=False),
-            "The last bucket is missing: it never reaches the cap, but its gradients must travel "
-            "too.",
-            "After the loop, keep what has not been closed.",
-        ),
-        Misconception(
-            "closed before the cap",
-            _filled(_backward, _capped, close_before=True),
-            "You close a bucket before it would go over the cap. DDP's rule is the other one: it "
-            "is closed when it has reached the cap, with the tensor that took it there.",
-        ),
-        Misconception(
-            "closed only above the cap",
-            _filled(_backward, lambda held, members, cap: held > cap),
-            "A bucket that holds exactly the cap is full: you wait for one tensor more.",
-            "Is it > where it should be >=?",
-        ),
-        Misconception(
-            "the count is never set back",
-            _filled(_backward, _capped, reset=False),
-            "After the first full bucket every tensor gets a bucket of its own: you do not set the "
-            "number of bytes held back to 0.",
-        ),
-        Misconception(
-            "one tensor a bucket",
-            lambda sizes, cap: [[index] for index in reversed(range(len(sizes)))],
-            "Each tensor has its own bucket: that is one all_reduce for each, and each pays the "
-            "latency.",
-        ),
-        Misconception(
-            "one bucket for all",
-            lambda sizes, cap: [list(reversed(range(len(sizes))))],
-            "All is in one bucket: it is full when backward ends, and nothing is left to hide its "
-            "all_reduce behind.",
-        ),
-        Misconception(
-            "tensors counted instead of bytes",
-            _filled(_backward, lambda held, members, cap: len(members) >= cap),
-            "You close a bucket after so many tensors. The cap is in bytes.",
-        ),
-        Misconception(
-            "a tensor in two buckets",
-            _filled(_backward, _capped, twice=True),
-            "A tensor that goes over the cap appears in two buckets. A tensor is never split: it "
-            "stays whole in the bucket that it filled.",
         ),
     ),
 )

@@ -113,6 +113,7 @@ ALL_GATHER = Exercise(
     task="Return the chunks of all ranks, in rank order, in N - 1 steps of one chunk each.",
     points={"all": 3},
     reference=ring.all_gather,
+    library=(ring.all_gather,),
     alternatives=(_to_the_left_by_list, _copies(_in_rank_order, pass_on=in_one_batch)),
     cases=(ring_case([[0.0, 1.0], [10.0, 11.0], [20.0, 21.0]]),),
     fresh=lambda rng: [ring_case(numbers(rng, rng.choice((2, 4)), 3))],

@@ -69,6 +69,12 @@ PRICE = Exercise(
             "You took Gbit/s for GB/s: a byte has 8 bits, so a 400 Gbit/s port moves 50 GB/s.",
         ),
         Misconception(
+            "multiplied by eight",
+            _price(lambda n, bits, both: 1 / 64 if bits else 1),
+            "You multiplied by 8 where you should divide: a byte is 8 bits, so a port moves fewer "
+            "bytes than bits.",
+        ),
+        Misconception(
             "both directions taken for one",
             _price(lambda n, bits, both: 1 / 2 if both else 1),
             "You used a figure that adds up both directions. A ring sends in one direction while "

@@ -95,6 +95,13 @@ BYTES = Exercise(
             "-(-a // b) rounds up without floats.",
         ),
         Misconception(
+            "padding ignored, rounded at the end",
+            _bytes(lambda rounds, chunk, size, n, e: rounds * (n - 1) * e * size // n),
+            "You rounded at the end. It is the chunk that is a whole number of elements: round "
+            "elements / ranks up first, then multiply.",
+            "-(-a // b) rounds up without floats.",
+        ),
+        Misconception(
             "elements",
             _bytes(lambda rounds, chunk, size, n, e: rounds * (n - 1) * chunk),
             "You counted elements. Each has `itemsize` bytes.",

@@ -56,6 +56,7 @@ EXCHANGE = Exercise(
     task="Send `tensor` to the rank on your right and return what the rank on your left sent.",
     points={"all": 2},
     reference=ring.exchange,
+    library=(ring.exchange,),
     alternatives=(in_one_batch, _parity),
     cases=(ring_case([[0.0, 1.0], [10.0, 11.0], [20.0, 21.0]]),),
     fresh=lambda rng: [ring_case(numbers(rng, rng.choice((2, 4)), 2))],

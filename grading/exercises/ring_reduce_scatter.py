@@ -99,6 +99,7 @@ REDUCE_SCATTER = Exercise(
     task="Return the sum over ranks of chunk `rank`, in N - 1 steps of one chunk each.",
     points={"all": 4},
     reference=ring.reduce_scatter,
+    library=(ring.reduce_scatter,),
     alternatives=(_sums_to_the_left, _sums(start=-1, pass_on=in_one_batch)),
     cases=(ring_case([[[100 * r + 10.0 * c + 1] for c in range(3)] for r in range(3)]),),
     fresh=lambda rng: [ring_case(numbers(rng, n := rng.choice((2, 4)), n, 2))],
@@ -122,10 +123,11 @@ REDUCE_SCATTER = Exercise(
             "Add your own part of the same chunk before you pass it on.",
         ),
         Misconception(
-            "forgets what came",
+            "its own part alone",
             _sums(start=-1, add=lambda received, own: own.clone()),
-            "You receive, but go on with your own part: what came is thrown away.",
-            "What you pass on is the received partial sum plus your own part of that chunk.",
+            "You return your own part of your chunk, to which nothing was added. Add what you "
+            "receive to your part of the same chunk, pass the sum on, and let it end on its owner.",
+            "If your first send is chunk rank - 1, what comes in the last step is chunk rank.",
         ),
         Misconception(
             "passes on its own part",

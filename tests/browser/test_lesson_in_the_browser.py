@@ -1,4 +1,4 @@
-"""Lesson 01 in JupyterLab, as a learner works through it.
+"""Lessons in JupyterLab, as a learner works through them.
 
 Set COURSE_SCREENSHOTS to a folder to keep pictures of what the test sees.
 """
@@ -6,6 +6,8 @@ Set COURSE_SCREENSHOTS to a folder to keep pictures of what the test sees.
 import inspect
 import os
 from pathlib import Path
+
+import pytest
 
 CHECK = "01-block"
 SOLUTION = """def block_parameters(config):
@@ -61,19 +63,16 @@ def cell_with(page, text: str):
     return page.locator(".jp-Notebook .jp-CodeCell").filter(has_text=text).first
 
 
-def test_lesson_01_runs_its_explorer_moves_and_a_check_turns(page, lab):
-    open_lesson(page, lab, "01_memory_ledger")
-    run_all(page)
+def errors(page) -> list[str]:
+    """What cells raised or wrote to stderr."""
+    kinds = ("error", "stderr")
+    found = [page.locator(f'[data-mime-type="application/vnd.jupyter.{kind}"]') for kind in kinds]
+    return [text for each in found for text in each.all_inner_texts()]
 
-    # Run All: only checks fail, and both receipts at the end balance.
-    errors = page.locator('[data-mime-type="application/vnd.jupyter.error"]').all_inner_texts()
-    errors += page.locator('[data-mime-type="application/vnd.jupyter.stderr"]').all_inner_texts()
-    assert len(errors) == 6 and all(text.startswith("CheckFailed: 01-") for text in errors), errors
-    assert page.get_by_text("The receipt balances: difference 0.").count() == 2
-    picture(page, "lesson_01_after_run_all")
 
-    # The explorer: its figure and its table follow the slider.
-    explorer = cell_with(page, "explorers.memory_ledger")
+def move_the_explorer(page, call: str) -> None:
+    """Its figure and its table follow the slider."""
+    explorer = cell_with(page, call)
     explorer.scroll_into_view_if_needed()
     figure, table = explorer.locator("img").first, explorer.locator("table").first
     before = figure.get_attribute("src"), table.inner_text()
@@ -83,6 +82,19 @@ def test_lesson_01_runs_its_explorer_moves_and_a_check_turns(page, lab):
         slider.press("ArrowRight")
     until(page, lambda: figure.get_attribute("src") != before[0])
     until(page, lambda: table.inner_text() != before[1])
+
+
+def test_lesson_01_runs_its_explorer_moves_and_a_check_turns(page, lab):
+    open_lesson(page, lab, "01_memory_ledger")
+    run_all(page)
+
+    # Run All: only checks fail, and both receipts at the end balance.
+    found = errors(page)
+    assert len(found) == 6 and all(text.startswith("CheckFailed: 01-") for text in found), found
+    assert page.get_by_text("The receipt balances: difference 0.").count() == 2
+    picture(page, "lesson_01_after_run_all")
+
+    move_the_explorer(page, "explorers.memory_ledger")
     picture(page, "lesson_01_explorer")
 
     # A check that fails says so; the exercise is solved; the check passes.
@@ -98,6 +110,26 @@ def test_lesson_01_runs_its_explorer_moves_and_a_check_turns(page, lab):
     page.keyboard.press("Control+Enter")
     until(page, lambda: "passed, 3 points" in check.inner_text())
     picture(page, "lesson_01_solved")
+
+
+@pytest.mark.parametrize(
+    ("name", "explorer", "receipts", "others"),
+    [
+        ("03_communication_ledger", "explorers.network_price", 3, ()),
+        ("04_ddp_redundancy", "explorers.bucket_overlap", 2, ("RankDesync: ",)),
+    ],
+)
+def test_unsolved_lesson_runs_and_only_its_checks_fail(page, lab, name, explorer, receipts, others):
+    open_lesson(page, lab, name)
+    run_all(page)
+    allowed = (f"CheckFailed: {name[:2]}-", *others)
+    assert all(text.startswith(allowed) for text in errors(page)), errors(page)
+    assert page.get_by_text("The receipt balances: difference 0.").count() == receipts
+    move_the_explorer(page, explorer)
+    picture(page, f"{name}_explorer")
+    for number, image in enumerate(page.locator(".jp-OutputArea img").all()):
+        image.scroll_into_view_if_needed()
+        picture(page, f"{name}_figure_{number}")
 
 
 def test_lesson_00_is_the_start_page(page, lab):

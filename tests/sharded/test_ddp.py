@@ -28,7 +28,7 @@ LLAMA = specs.read_config(
         "model_type": "llama",
         "hidden_size": 18,
         "intermediate_size": 35,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": 1,
         "num_attention_heads": 3,
         "num_key_value_heads": 1,
         "vocab_size": VOCAB,
@@ -44,7 +44,7 @@ def llama(seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 def frozen_and_tied(seed: int) -> nn.Module:
     model = models.build(replace(LLAMA, tied_embeddings=True), seed=seed)
-    model.model.layers[0].requires_grad_(False)
+    model.model.layers[0].self_attn.requires_grad_(False)
     return model
 
 
@@ -65,15 +65,11 @@ def batch_norm() -> nn.Module:
     )
 
 
-class ToFloat(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.float()
-
-
 @seeded
 def two_dtypes() -> nn.Module:
-    low = [nn.Embedding(VOCAB, 32), nn.Linear(32, 32)]
-    return nn.Sequential(*(part.bfloat16() for part in low), ToFloat(), nn.Linear(32, VOCAB))
+    low = nn.Sequential(nn.Embedding(VOCAB, 32), nn.Linear(32, 32)).bfloat16()
+    low.register_forward_hook(lambda module, args, out: out.float())
+    return nn.Sequential(low, nn.Linear(32, VOCAB))
 
 
 @seeded
@@ -144,7 +140,7 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
 LOW = ("16 bits", "two dtypes")
 CASES = {  # build, optimizer, micro-batches, bucket bytes
     "fp32": (llama, ADAMW, 1, BUCKET),
-    "accumulation": (llama, MOMENTUM, 3, BUCKET),
+    "accumulation": (llama, MOMENTUM, 2, BUCKET),
     "16 bits": (partial(llama, dtype=torch.bfloat16), MOMENTUM, 1, BUCKET),
     "frozen and tied": (frozen_and_tied, ADAMW, 1, BUCKET),
     "buffers": (batch_norm, MOMENTUM, 1, BUCKET),
@@ -276,18 +272,12 @@ def test_ranks_whose_backward_goes_in_another_order_send_the_same():
         for _ in range(3):
             model.zero_grad()
             model(torch.full((4,), rank + 1.0), order).backward()
-        mean = [p.grad.clone() for p in model.parameters()]
-        expected = [torch.zeros_like(gradient) for gradient in mean]
-        for x in (1.0, 2.0):
-            loss = model.module(torch.full((4,), x))
-            for total, gradient in zip(
-                expected, torch.autograd.grad(loss, [*model.parameters()]), strict=True
-            ):
-                total += gradient / 2
-        return mean, expected
+        mean = [parameter.grad for parameter in model.parameters()]
+        losses = [model.module(torch.full((4,), x)) for x in (1.0, 2.0)]
+        return mean, torch.autograd.grad(sum(losses) / 2, list(model.parameters()))
 
     for mean, expected in ranks.run(fn, world_size=2):
-        torch.testing.assert_close(mean, expected)
+        torch.testing.assert_close(mean, list(expected))
 
 
 def test_a_group_of_some_ranks_averages_among_them():
@@ -304,31 +294,22 @@ def test_a_group_of_some_ranks_averages_among_them():
     assert weights[0] == weights[1] != weights[2] == weights[3]
 
 
-def test_a_backward_that_breaks_off_leaves_the_next_one_whole():
+def test_the_backward_after_one_that_broke_off_sends_everything():
     def fn():
         model = DDP(TwoHeads(), 1)
-
-        def fail(gradient):
-            raise ValueError("broken off")
-
-        handle = model.module.first.weight.register_hook(fail)
-        for _ in range(2):
-            with pytest.raises(ValueError, match="broken off"):
-                model(torch.ones(4)).backward()
+        late = model.module.first.weight
+        handle = late.register_hook(lambda gradient: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(torch.ones(4)).backward()
         handle.remove()
-        model.zero_grad()
-        rank = dist.get_rank()
-        model(torch.full((4,), rank + 1.0)).backward()
-        return [p.grad.clone() for p in model.parameters()]
+        before = len(ranks.entries())
+        model(torch.ones(4)).backward()
+        return len(ranks.entries()) - before, len(model.buckets)
 
-    one, other = ranks.run(fn, world_size=2)
-    torch.testing.assert_close(one, other)
+    sent, buckets = ranks.run(fn, world_size=1)[0]
+    assert sent == buckets == 4
 
 
 def test_a_module_with_nothing_to_train_is_refused():
-    def fn():
-        with pytest.raises(CourseError, match="no parameter requires a gradient"):
-            DDP(nn.ReLU())
-        return True
-
-    assert ranks.run(fn, world_size=1) == [True]
+    with pytest.raises(ranks.RankError, match="CourseError: .* no parameter requires a gradient"):
+        ranks.run(lambda: DDP(nn.ReLU()), world_size=1)
