@@ -24,12 +24,12 @@ from course_lib.measure import storage_bytes
 from course_lib.sharded.ddp import DDP
 
 WORLD_SIZE = 4
-ROUNDS = 60
 WARM_UP = 3
 TOKENS = (1, 33)  # a rank's part of the batch: sequences, tokens of each
 
 LAB = specs.model("lab-25m")
-MODELS = (LAB, replace(LAB, name="lab-25m, 2 layers, 2,003 tokens", num_layers=2, vocab_size=2003))
+SMALL = replace(LAB, name="lab-25m with 2 layers and 2,003 words", num_layers=2, vocab_size=2003)
+ROUNDS = {LAB: 60, SMALL: 200}  # the shorter a step, the more of them it takes
 WRAPPERS = {
     "ours": DDP,
     "PyTorch's": DistributedDataParallel,
@@ -67,11 +67,11 @@ class Job:
         return time.perf_counter() - start
 
 
-def times(spec: specs.ModelSpec) -> list[list[float]]:
-    """Of each round: seconds of each wrapper's step, in the order of WRAPPERS."""
+def times(spec: specs.ModelSpec, count: int) -> list[list[float]]:
+    """Of each of `count` rounds: seconds of each wrapper's step, in the order of WRAPPERS."""
     jobs = [Job(wrap, spec) for wrap in WRAPPERS.values()]
     rounds = []
-    for number in range(WARM_UP + ROUNDS):
+    for number in range(WARM_UP + count):
         order = jobs if number % 2 else jobs[::-1]
         taken = {job: job.step() for job in order}
         rounds.append([taken[job] for job in jobs])
@@ -98,11 +98,10 @@ def held(name: str, spec: specs.ModelSpec) -> int:
 
 
 def main() -> None:
-    sizes = f"{WORLD_SIZE} ranks, {TOKENS[1] - 1} tokens on each"
-    print(f"{sizes}; {ROUNDS} rounds; torch {torch.__version__}")
-    for spec in MODELS:
-        rounds = ranks.run(times, WORLD_SIZE, (spec,), timeout=1200)[0]
-        print(f"{spec.name}: {4 * spec.parameters / 2**20:.1f} MiB of gradients")
+    print(f"{WORLD_SIZE} ranks, {TOKENS[1] - 1} tokens on each, torch {torch.__version__}")
+    for spec, count in ROUNDS.items():
+        rounds = ranks.run(times, WORLD_SIZE, (spec, count), timeout=1200)[0]
+        print(f"{spec.name}: {4 * spec.parameters / 2**20:.1f} MiB of gradients, {count} rounds")
         for name, taken in zip(WRAPPERS, zip(*rounds, strict=True), strict=True):
             mib = ranks.run(held, WORLD_SIZE, (name, spec))[0] / 2**20
             print(f"  {name:<17} {1000 * statistics.median(taken):7.1f} ms {mib:6.1f} MiB", end="")

@@ -9,6 +9,7 @@ from course_lib.specs import human
 
 LOOKS = ("#004D38", "o"), ("#0072B2", "s"), ("#CC6FA3", "^"), ("#E59400", "D")
 SIZES = tuple(2**power for power in range(10, 35))  # bytes, 1 KiB to 16 GiB
+TICKS = SIZES[:-1:4]  # a label below the last would be cut off
 TIMES = {1e-5: "10 µs", 1e-4: "100 µs", 1e-3: "1 ms", 1e-2: "10 ms", 0.1: "100 ms"} | {
     10**power: f"{10**power:,} s" for power in range(5)
 }
@@ -53,7 +54,7 @@ class CostCurves:
             0, 1, "", va="top", fontsize=9, transform=axes.get_xaxis_transform()
         )
         axes.set(xscale="log", yscale="log", xlim=(SIZES[0], SIZES[-1]))
-        axes.set_xticks(SIZES[::4], [human(size, digits=0) for size in SIZES[::4]])
+        axes.set_xticks(TICKS, [human(size, digits=0) for size in TICKS])
         axes.set_yticks(list(TIMES), TIMES.values())
         axes.minorticks_off()
         axes.set_xlabel("buffer; dotted: latency is more than half of the time")

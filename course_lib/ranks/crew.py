@@ -64,20 +64,20 @@ class Crew:
             self.members.append(Member(rank, process, ours))
             theirs.close()
 
-    def watch(self, look: Callable[[dict[int, Outcome]], bool]) -> None:
+    def watch(self, look: Callable[[float, dict[int, Outcome]], bool]) -> None:
         """Until each rank has an outcome, at the latest soon after the job's deadline.
 
         The first failure brings the deadline forward. A few times a second `look` is called with
-        the outcomes so far; the run is over when it says so.
+        the seconds since the start and the outcomes so far; the run is over when it says so.
         """
-        now = time.monotonic()
+        start = time.monotonic()
         loading = LOADING if start_method() == "spawn" else 0.0
-        deadline, next_look = now + self.job.timeout + loading, now + LOOK
+        deadline, next_look = start + self.job.timeout + loading, start + LOOK
         while missing := self._missing():
             now = time.monotonic()
             if now >= next_look:
                 next_look = now + LOOK
-                if look(self.found):
+                if look(now - start, self.found):
                     return
             if now >= deadline:
                 return

@@ -166,7 +166,8 @@ def _story(outcome: Raised | Died | Unsendable, last: Entry | None) -> str:
 
 def _state(outcome: Raised | Unfinished, last: Entry | None) -> str:
     """Where a rank that is not to blame was when the run ended."""
-    if last and last.waiting and not last.end:
+    # A collective that loses its peer may fail before the rank comes to wait for it.
+    if last and not last.end and (last.waiting or isinstance(outcome, Raised)):
         return "was " + words.joined(f"in {words.sized(last)}", words.line(last))
     state = f"was {stack.whereabouts(outcome.frames)}"
     if not last:

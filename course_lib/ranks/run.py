@@ -66,8 +66,8 @@ def _run(job: Job) -> tuple[list[Outcome], Lookout]:
     crew, lookout = Crew(job), Lookout(job)
     screen = Screen(job, lookout)
 
-    def look(found: dict[int, Outcome]) -> bool:
-        screen.refresh()
+    def look(seconds: float, found: dict[int, Outcome]) -> bool:
+        screen.refresh(seconds)
         return lookout.over(found)
 
     try:

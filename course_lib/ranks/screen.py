@@ -1,7 +1,5 @@
 """What is seen of a run while it goes on: the ranks' prints, and a line of progress."""
 
-import time
-
 from course_lib.ranks import progress
 from course_lib.ranks.lookout import Lookout
 from course_lib.ranks.output import Output
@@ -18,19 +16,16 @@ class Screen:
     def __init__(self, job: Job, lookout: Lookout) -> None:
         self._job, self._lookout = job, lookout
         self._output, self._progress = Output(job), progress.place()
-        self._start = time.monotonic()
-        self._next = self._start + PROGRESS
+        self._next = PROGRESS
 
-    def refresh(self) -> None:
-        """Called a few times a second."""
-        now = time.monotonic()
-        if now >= self._start + STREAMING and self._output.waits():
+    def refresh(self, seconds: float) -> None:
+        """Called a few times a second; `seconds` after the ranks were started."""
+        if seconds >= STREAMING and self._output.waits():
             self._progress.hide()
             self._output.show()
-        if now >= self._next:
-            self._next = now + EVERY
-            job, seconds = self._job, now - self._start
-            latest = self._lookout.latest()
+        if seconds >= self._next:
+            self._next = seconds + EVERY
+            job, latest = self._job, self._lookout.latest()
             self._progress.show(progress.line(job.world_size, seconds, job.timeout, latest))
 
     def close(self) -> None:
