@@ -49,8 +49,9 @@ ranks.warm_up()  # loads what the ranks need, in the background
 # the last layer to the first; those that are ready can travel while it goes on. They travel in
 # *buckets*. What is still to send when backward has ended is **exposed**: it makes the step longer.
 #
-# Here GPT-2 XL trains on 64 H100s. Guess the best bucket size, then move the slider from end to end.
-# What goes wrong at each? Then take 8 ranks, which share a node, or a slower link.
+# Here GPT-2 trains on 64 H100s, eight to a node; each all-reduce goes by the fastest of ring, tree and
+# hierarchy. Guess the best bucket size, then move the slider from end to end. What goes wrong at each?
+# Then take 8 ranks, which share a node, or a slower link, or a larger model.
 
 # %% tags=["explorer", "nbval-ignore-output"]
 explorers.bucket_overlap()

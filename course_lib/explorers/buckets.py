@@ -24,6 +24,7 @@ MODELS = ("gpt2", "gpt2-xl", "phi-2", "llama2-7b")
 CAPS = tuple(mib * 2**20 for mib in (1, 4, 16, 25, 64, 256, 1024, 4096, 16384))
 TOKENS = tuple(2**exponent for exponent in range(10, 17))
 GPU, GPUS_PER_NODE = "h100-sxm-80", 8
+ALGORITHMS = ("ring", "tree", "hierarchical")
 GRADIENT_BYTES = specs.DTYPE_BYTES["fp32"]  # as under autocast
 
 COMPUTE, COMMUNICATION = "backward", "all_reduce"
@@ -74,8 +75,9 @@ def _backward(spec: specs.ModelSpec, tokens: int) -> list[tuple[int | None, Grad
 
 
 def _all_reduce(topology: Topology, ranks: int, nbytes: int) -> float:
-    elements = nbytes // GRADIENT_BYTES
-    return topology.seconds(specs.Collective("all_reduce", elements, GRADIENT_BYTES, ranks))
+    """Seconds by the algorithm that is fastest for the size, as NCCL chooses."""
+    bucket = specs.Collective("all_reduce", nbytes // GRADIENT_BYTES, GRADIENT_BYTES, ranks)
+    return min(topology.seconds(bucket, algorithm) for algorithm in ALGORITHMS)
 
 
 def _blocks(layers: Iterable[int | None], spans: Iterable[Span]) -> Iterable[Span]:
@@ -160,7 +162,7 @@ def _ms(seconds: float) -> str:
 
 
 def bucket_overlap(
-    model: str = "gpt2-xl",
+    model: str = "gpt2",
     ranks: int = 64,
     link: str = "ib-ndr",
     tokens: int = 8192,
@@ -168,7 +170,8 @@ def bucket_overlap(
 ) -> Explorer:
     """The explorer, starting from the given job: `tokens` on each rank, `bucket` in bytes.
 
-    Each rank is an H100, eight to a node; `link` joins the nodes.
+    Each rank is an H100, eight to a node; `link` joins the nodes. An all-reduce takes what it
+    takes by the fastest of ring, tree and hierarchy.
     """
     wide = {"style": {"description_width": "5em"}, "layout": {"width": "21em"}}
     powers = [2**exponent for exponent in range(1, 11)]

@@ -25,7 +25,7 @@ def new_figure(width: float = 7.4, height: float = 3.0) -> Figure:
     anew at each redraw would take longer than all the drawing.
     """
     figure = Figure(figsize=(width, height))
-    figure.subplots_adjust(left=0.09, right=0.99, bottom=0.17, top=0.85)
+    figure.subplots_adjust(left=0.09, right=0.97, bottom=0.17, top=0.85)
     return figure
 
 

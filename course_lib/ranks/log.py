@@ -22,9 +22,9 @@ class Entry:
     `kind`, `elements` and `itemsize` are those of specs.Collective, which counts the bytes.
     `members` are the ranks of the group called `group`; `seq` counts from 1. `peer` is the root,
     or the other rank of a send or recv (None for a recv from any); None where there is none. `tag`
-    is that of a send or recv. `frame` is the learner's line. Times are in seconds; `end` is None
-    for what never came to an end. `waiting` is True where the rank was blocked until it ended, or
-    still is.
+    is that of a send or recv. `frame` is the learner's line. Times are in seconds since the run
+    began, by one clock for all ranks; `end` is None for what never came to an end. `waiting` is
+    True where the rank was blocked until it ended, or still is.
     """
 
     rank: int

@@ -6,8 +6,9 @@ not spoken in time, the parent puts `Died` or `Unfinished` in its place. So afte
 has exactly one outcome.
 """
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -21,6 +22,7 @@ class Job:
     timeout: float  # seconds
     seed: int | None  # each rank adds its number; None: no seed
     environment: Mapping[str, str]
+    zero: float = field(default_factory=time.monotonic)  # when the log's clock starts, for all
 
     def output(self, rank: int) -> Path:
         """Where a rank's prints and warnings go."""

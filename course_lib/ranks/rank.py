@@ -53,7 +53,7 @@ def _work(rank: int, job: Job) -> Outcome:
     torch.set_num_threads(max(1, _cores() // job.world_size))
     seed_all(None if job.seed is None else job.seed + rank)
     _join(rank, job)
-    recorder = Recorder.start(rank, job.log(rank))
+    recorder = Recorder.start(rank, job.log(rank), job.zero)
     value = fn(*args)
     recorder.settle()
     try:

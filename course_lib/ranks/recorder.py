@@ -59,13 +59,13 @@ ONE_OF_N = ("gather", "scatter")  # their argument is one rank's part: only the 
 
 
 class Recorder:
-    """Writes a rank's events to a file. Times are in seconds from when it was made."""
+    """Writes a rank's events to a file. Times are in seconds since `zero`, a time.monotonic()."""
 
     current: "Recorder | None" = None  # whom this process tells of its collectives
     _hooks: torch.library.Library | None = None
 
-    def __init__(self, rank: int, path: Path) -> None:
-        self._rank, self._path, self._zero = rank, path, time.monotonic()
+    def __init__(self, rank: int, path: Path, zero: float) -> None:
+        self._rank, self._path, self._zero = rank, path, zero
         self._file = path.open("ab", buffering=0)
         self._groups: dict[str, list[int]] = {}
         self._next: Counter = Counter()
@@ -77,10 +77,10 @@ class Recorder:
         self._alone = threading.active_count()
 
     @classmethod
-    def start(cls, rank: int, path: Path) -> "Recorder":
-        """From now on, log to a new file, counting from 1."""
+    def start(cls, rank: int, path: Path, zero: float | None = None) -> "Recorder":
+        """From now on, log to a new file, counting from 1; times from now, without a `zero`."""
         cls._hooks = cls._hooks or _hook_up()
-        cls.current = cls(rank, path)
+        cls.current = cls(rank, path, time.monotonic() if zero is None else zero)
         return cls.current
 
     def entries(self) -> tuple[Entry, ...]:
@@ -104,7 +104,7 @@ class Recorder:
         elements = sum(tensor.numel() for tensor in tensors)
         if kind in ONE_OF_N:
             elements *= len(members)
-        peer = None if peer is None else members[args[peer]]
+        peer = None if peer is None else _named(members, args[peer])
         tag = args[-1] if kind in PAIRED else 0
         dtype = tensors[0].dtype if tensors else torch.uint8
         counter = (group.group_name, kind, peer, tag) if kind in PAIRED else group.group_name
@@ -225,6 +225,11 @@ def _failed(future: torch.futures.Future | None) -> bool:
     except RuntimeError:
         return True
     return False
+
+
+def _named(members: list[int], rank: int) -> int:
+    """The rank that a group knows by its own number; one that is not there is torch's to refuse."""
+    return members[rank] if 0 <= rank < len(members) else rank
 
 
 def _tensors(argument: object) -> list[torch.Tensor]:
