@@ -49,6 +49,9 @@ def main(rank: int, job: Job, pipe: connection.Connection) -> None:
 def _work(rank: int, job: Job) -> Outcome:
     os.environ.clear()
     os.environ.update(job.environment)
+    # What torchrun tells its ranks: DeepSpeed and many a script ask for it.
+    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job.world_size}
+    os.environ.update({name: str(number) for name, number in told.items()})
     fn, args = wire.unpack(job.work)
     torch.set_num_threads(max(1, _cores() // job.world_size))
     seed_all(None if job.seed is None else job.seed + rank)

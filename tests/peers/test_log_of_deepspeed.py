@@ -14,7 +14,7 @@ WEIGHTS = 16 * 16 + 16 * 4
 
 
 def one_step(stage: int) -> list[tuple[str, int]]:
-    os.environ |= {"LOCAL_RANK": str(torch.distributed.get_rank()), "DS_ACCELERATOR": "cpu"}
+    os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
 
     model = nn.Sequential(nn.Linear(16, 16, bias=False), nn.Linear(16, 4, bias=False))

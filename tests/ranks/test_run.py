@@ -231,3 +231,10 @@ def test_bad_arguments_are_one_sentence(options, told):
     with pytest.raises(CourseError, match=told) as caught:
         ranks.run(**{"fn": whoami, **options})
     assert "\n" not in str(caught.value)
+
+
+def test_a_rank_finds_what_torchrun_would_tell_it():
+    def told():
+        return [int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")]
+
+    assert ranks.run(told, world_size=2) == [[0, 0, 2], [1, 1, 2]]
