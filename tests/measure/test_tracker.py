@@ -1,0 +1,102 @@
+"""LiveBytes against what is known by hand, against model_state_bytes, and against MemTracker."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from course_lib import models, specs
+from course_lib.measure import LiveBytes, model_state_bytes
+
+SPEC = replace(specs.model("lab-25m"), num_layers=2, vocab_size=1000)
+TOKENS = torch.randint(1000, (2, 33), generator=torch.Generator().manual_seed(0))
+
+
+def job(optimizer_class=torch.optim.AdamW, **options):
+    model = models.build(SPEC)
+    return model, optimizer_class(model.parameters(), lr=1e-3, foreach=False, **options)
+
+
+def step(model, optimizer) -> None:
+    model.loss(TOKENS).backward()
+    optimizer.step()
+
+
+def test_after_a_step_the_model_states_are_those_that_are_counted_at_rest():
+    model, optimizer = job()
+    with LiveBytes(model, optimizer) as live:
+        step(model, optimizer)
+    held = model_state_bytes(model, optimizer)
+    assert {name: live.now[name] for name in held} == held
+
+
+def test_the_peak_is_that_of_pytorchs_tracker():
+    model, optimizer = job()
+    step(model, optimizer)  # from the second on, the optimizer's states are there
+    optimizer.zero_grad()
+    with LiveBytes(model, optimizer) as live:
+        step(model, optimizer)
+    optimizer.zero_grad()
+    theirs = MemTracker()
+    theirs.track_external(model, optimizer)
+    with theirs:
+        step(model, optimizer)
+    (peak,) = theirs.get_tracker_snapshot("peak").values()
+    assert live.peak.total == peak["Total"]
+    assert live.peak.live["parameters"] == next(v for k, v in peak.items() if "PARAM" in str(k))
+
+
+def test_a_forward_keeps_what_backward_needs_and_backward_frees_it():
+    model = nn.Sequential(nn.Linear(8, 16, bias=False), nn.Tanh(), nn.Linear(16, 4, bias=False))
+    inputs = torch.ones(2, 8)
+    with LiveBytes(model) as live:
+        loss = model(inputs).sum()
+        kept = live.now["activations"]
+        loss.backward()
+    # Kept: the inputs [2, 8], tanh's output [2, 16], and the loss; freed: [2, 16], [2, 4].
+    assert kept == 4 * (2 * 8 + 2 * 16 + 1)
+    assert live.now["activations"] == 4 * (2 * 8 + 1)
+    assert live.now["gradients"] == 4 * (8 * 16 + 16 * 4)
+
+
+def test_a_label_names_what_is_made_under_it():
+    model = nn.Linear(4, 4, bias=False)
+    with LiveBytes(model) as live:
+        with torch.profiler.record_function("gather_buffers"):
+            buffer = torch.empty(1000)
+        with torch.profiler.record_function("something of the learner's"):
+            other = torch.empty(500)
+    assert live.now == {
+        "parameters": 64,
+        "gather_buffers": buffer.nbytes,
+        "other": other.nbytes,
+    }
+
+
+def test_what_is_freed_and_what_is_resized_is_seen():
+    model = nn.Linear(4, 4, bias=False)
+    with LiveBytes(model) as live:
+        first, second = torch.empty(1000), torch.empty(100)
+        assert live.timeline[-1].live["activations"] == 4400
+        del first
+        second.untyped_storage().resize_(0)
+        assert "activations" not in live.now
+
+
+def test_views_and_tied_weights_count_once():
+    model = models.build(replace(SPEC, tied_embeddings=True))
+    with LiveBytes(model) as live:
+        views = [torch.ones(10).view(2, 5)[0], *torch.ones(20).chunk(4)]
+    assert live.now["parameters"] == 4 * replace(SPEC, tied_embeddings=True).parameters
+    assert live.now["activations"] == 4 * 30 and len(views) == 5
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_are_gone_only_where_they_are_set_to_none(set_to_none):
+    model, optimizer = job(torch.optim.SGD)
+    with LiveBytes(model, optimizer) as live:
+        step(model, optimizer)
+        optimizer.zero_grad(set_to_none=set_to_none)
+    assert bool(live.now.get("gradients")) is not set_to_none
