@@ -11,6 +11,7 @@ ipyparallel    a cluster of four engines: from its start to the first result, th
 All in one go on one machine, so that the ratios travel, which the seconds do not.
 """
 
+import importlib.util
 import statistics
 import subprocess
 import sys
@@ -91,10 +92,8 @@ def engine(rank: int, world_size: int, rendezvous: str) -> float:
 
 def on_engines() -> tuple[float, list[float]]:
     """Seconds to the first result of a new cluster, and of each of RUNS more calls."""
-    try:
-        import ipyparallel
-    except ModuleNotFoundError:
-        sys.exit("this benchmark compares with ipyparallel: pip install -e '.[peers]'")
+    import ipyparallel
+
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         with ipyparallel.Cluster(n=WORLD_SIZE, log_level=40) as client:
@@ -119,18 +118,24 @@ def main() -> None:
     first, *later = [seconds(run) for _ in range(1 + RUNS)]
     kernel_first, *kernel = in_a_kernel()
     launched = [seconds(launch) for _ in range(LAUNCHER_RUNS)]
-    engines_first, engines = on_engines()
     unit = statistics.median(later)
     print(f"{WORLD_SIZE} ranks, torch {torch.__version__}")
-    for name, times in (
+    rows = [
         ("ranks.run, first call", [first]),
         (f"ranks.run, median of {RUNS} more", later),
         ("ranks.run in a kernel, first call", [kernel_first]),
         (f"ranks.run in a kernel, median of {RUNS} more", kernel),
         (f"torchrun, median of {LAUNCHER_RUNS}", launched),
-        ("ipyparallel, cluster and first call", [engines_first]),
-        (f"ipyparallel, same engines, median of {RUNS} more", engines),
-    ):
+    ]
+    if importlib.util.find_spec("ipyparallel"):
+        engines_first, engines = on_engines()
+        rows += [
+            ("ipyparallel, cluster and first call", [engines_first]),
+            (f"ipyparallel, same engines, median of {RUNS} more", engines),
+        ]
+    else:
+        print("without ipyparallel, which .venv/bin/python -m pip install -e '.[peers]' brings")
+    for name, times in rows:
         median = statistics.median(times)
         spread = f"   ({min(times):.2f} to {max(times):.2f} s)" if len(times) > 1 else ""
         print(f"{name:<50}{median:7.2f} s {median / unit:7.1f} x{spread}")

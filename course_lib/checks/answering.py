@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from course_lib.checks.exercise import Answer, Case, call
 from course_lib.checks.plain import NotPlain, Plain, plain
+from course_lib.ranks import RankError
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,15 @@ def outcomes(
     run: Callable[[Answer, Case], object] = call,
     off_limits: Sequence[str] = (),
 ) -> list[Outcome]:
-    """One Outcome for each case, in order. Only KeyboardInterrupt gets through."""
-    return [_outcome(answer, case, run, off_limits) for case in cases]
+    """One Outcome for each case, in order. Only KeyboardInterrupt gets through.
+
+    An answer that ran into the time limit once is not run again: it would do so on each case.
+    """
+    found: list[Outcome] = []
+    for case in cases:
+        late = found and found[-1].raised and found[-1].raised.type == "RankTimeout"
+        found.append(found[-1] if late else _outcome(answer, case, run, off_limits))
+    return found
 
 
 def _outcome(answer: Answer, case: Case, run: Callable, off_limits: Sequence[str]) -> Outcome:
@@ -67,7 +75,7 @@ def _outcome(answer: Answer, case: Case, run: Callable, off_limits: Sequence[str
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # sys.exit() too: an outcome comes back
-            raised = Raised(type(error).__name__, str(error), _line(error, answer))
+            raised = Raised(_type(error), str(error), _line(error, answer))
     return Outcome(value, raised, called[0] if called else "", printed.getvalue()[-2000:])
 
 
@@ -99,6 +107,12 @@ def watch(off_limits: Iterable[str]) -> Iterator[list[str]]:
 def watched() -> tuple[frozenset[str], list[str]]:
     """What is off limits now, and where to add a name that was called in another process."""
     return _WATCHED.get((frozenset(), []))
+
+
+def _type(error: BaseException) -> str:
+    """The exception's type; of one that a rank raised, that rank's."""
+    own = error.__cause__ if type(error) is RankError and error.__cause__ else error
+    return type(own).__name__
 
 
 def _line(error: BaseException, answer: Answer) -> str:

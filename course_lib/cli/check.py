@@ -42,6 +42,7 @@ def check(
     path = find_notebook(lesson)
     notebook = read_notebook(path)
     expected = exercises_in(notebook, path)
+    typer.echo(f"Running {path.name} from top to bottom; this takes a minute or so.", err=True)
     troubles = run(notebook, path, timeout)
     results = collect(notebook, expected)
     for result in results:

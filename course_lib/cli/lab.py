@@ -5,6 +5,7 @@ the network and shows none of nbgrader's menus, which are for those who grade.
 """
 
 import os
+import sys
 from pathlib import Path
 
 import typer
@@ -24,6 +25,9 @@ def lab(ctx: typer.Context) -> None:
         typer.echo(sentence)
     path = [str(SETTINGS), os.environ.get("JUPYTER_CONFIG_PATH", "")]
     os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, path))
+    # So that JupyterLab's terminals find `course`, and this environment's Python.
+    commands = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    os.environ["PATH"] = os.pathsep.join(filter(None, commands))
 
     from jupyterlab.labapp import LabApp
 

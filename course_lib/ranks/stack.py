@@ -23,7 +23,9 @@ LIBRARIES = tuple(
 PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")
 RANK = os.path.join(os.path.dirname(__file__), "rank.py")
 COLLECTIVES = "distributed_c10d.py"
-PLUMBING = re.compile(r"_|<|wrapper|inner|decorate_context")  # says nothing about what is done
+PLUMBING = re.compile(  # says nothing about what is done
+    r"_|<|wrapper|inner|decorate_context|logged|kernel"
+)
 FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 

@@ -67,7 +67,8 @@ class DDP(nn.Module):
         self.module = module
         self.caps = bucket_bytes, first_bucket_bytes
         self.group = process_group or dist.group.WORLD
-        self.synchronizing = True
+        self.synchronizing = True  # not inside no_sync
+        self.sends = True  # will the next backward synchronise? The forward before it decides
         self.trained = [p for p in module.parameters() if p.requires_grad]
         if not self.trained:
             raise CourseError(
@@ -84,13 +85,15 @@ class DDP(nn.Module):
     def forward(self, *args, **kwargs):
         """What the module makes of this rank's part of the batch."""
         self.arrived = []  # where a backward broke off, some are left
+        if torch.is_grad_enabled():
+            self.sends = self.synchronizing
         if self.synchronizing:
             self._broadcast(list(self.module.buffers()))
         return self.module(*args, **kwargs)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """A forward and backward in here add to this rank's gradients, and send nothing."""
+        """A forward in here, and its backward, add to this rank's gradients and send nothing."""
         before, self.synchronizing = self.synchronizing, False
         try:
             yield
@@ -99,7 +102,7 @@ class DDP(nn.Module):
 
     def _on_gradient(self, parameter: nn.Parameter) -> None:
         """Backward has completed this rank's gradient of `parameter`."""
-        if not self.synchronizing:
+        if not self.sends:
             _, place = self.places[parameter]
             parameter.grad = place.copy_(parameter.grad)  # nothing to do where it is there already
             return

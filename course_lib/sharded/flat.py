@@ -1,0 +1,131 @@
+"""The flat space of ZeRO-1 and 2: all trained parameters end to end, cut for N ranks.
+
+These stages do not care where a tensor ends. They lay the P elements of all trained parameters end
+to end and pad them to N·S, where S = ceil(P/N). No rank holds that space as one buffer; it says
+which rank owns which element, and what travels together. For N = 3:
+
+    parameters | head           | norm | down_proj         | up_proj     | ... | embedding   |0|
+    buckets    |        0        |        1        |        2        | ... |        k        |
+    pieces     |  0  |  1  |  2  |  0  |  1  |  2  |  0  |  1  |  2  | ... |  0  |  1  |  2  |
+
+A *bucket* is what one collective moves. Its length is a multiple of N, and rank r is the *owner* of
+the r-th of its N equal *pieces*. A rank's *shard* is its pieces of all buckets, side by side. Every
+bucket is cut without a rest, so padding is needed at the very end alone, and a shard has S elements
+however many buckets there are. Borders may fall within a parameter.
+
+Parameters lie in the reverse of the module's order, about that in which backward completes their
+gradients: bucket 0 is complete first. Groups of parameters follow one another, so that each is one
+stretch of every shard.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import nn
+
+from course_lib.errors import CourseError
+from course_lib.specs.padding import flat_shard
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What a parameter and a stretch of the flat space have in common."""
+
+    parameter: nn.Parameter
+    within: slice  # of the parameter's elements
+    place: slice  # of the stretch
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This part [elements] of the parameter, of its gradient, or of what else has its shape."""
+        return tensor.detach().reshape(-1)[self.within]
+
+
+@dataclass(frozen=True, eq=False)
+class Bucket:
+    """What one collective moves: `size` elements, of which `in_shard` is a rank's piece."""
+
+    size: int
+    in_shard: slice
+    parts: tuple[Part, ...]
+
+
+class Flat:
+    """The flat space of some groups of parameters, as one rank sees it.
+
+    `shard_size` is S, `buckets` are in order, and `stretches` says where each group lies in this
+    rank's shard. A bucket holds at most `bucket_bytes` of parameters, but one element of each rank.
+
+    Errors: CourseError where there is no parameter, where they differ in dtype, and where one is
+    not contiguous.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Sequence[nn.Parameter]],
+        rank: int,
+        world_size: int,
+        bucket_bytes: int,
+    ) -> None:
+        self.parameters = [p for group in groups for p in reversed(group)]
+        self.dtype = _common_dtype(self.parameters)
+        total = sum(p.numel() for p in self.parameters)
+        self.shard_size = flat_shard(total, world_size)
+        piece = max(bucket_bytes // self.dtype.itemsize // world_size, 1)
+
+        self.buckets: list[Bucket] = []
+        self._own: list[tuple[Part, ...]] = []  # of each bucket, what this rank owns
+        pieces: list[range] = []  # of this rank, in the flat space
+        for start in range(0, self.shard_size, piece):
+            stop = min(start + piece, self.shard_size)
+            bucket = range(world_size * start, world_size * stop)
+            pieces.append(bucket[rank * (stop - start) :][: stop - start])
+            self._own.append(self._parts(pieces[-1]))
+            self.buckets.append(Bucket(len(bucket), slice(start, stop), self._parts(bucket)))
+
+        ends = accumulate(sum(p.numel() for p in group) for group in groups)
+        cuts = [sum(len(own[: max(end - own.start, 0)]) for own in pieces) for end in ends]
+        cuts[-1] = self.shard_size  # padding goes with the last group
+        self.stretches = [slice(a, b) for a, b in pairwise([0, *cuts])]
+
+    def shard(self) -> torch.Tensor:
+        """A copy of this rank's shard of the parameters [S], zeros for padding."""
+        shard = self.parameters[0].detach().new_zeros(self.shard_size)
+        for bucket, parts in zip(self.buckets, self._own, strict=True):
+            piece = shard[bucket.in_shard]
+            for part in parts:
+                piece[part.place] = part.of(part.parameter)
+        return shard
+
+    def layout(self) -> dict:
+        """What must agree for one rank's shard to be another's: plain data."""
+        stretches = [(each.start, each.stop) for each in self.stretches]
+        return {"bucket": self.buckets[0].size, "groups": stretches}
+
+    def _parts(self, stretch: range) -> tuple[Part, ...]:
+        parts, start = [], 0
+        for parameter in self.parameters:
+            stop = start + parameter.numel()
+            a, b = max(start, stretch.start), min(stop, stretch.stop)
+            if a < b:
+                place = slice(a - stretch.start, b - stretch.start)
+                parts.append(Part(parameter, slice(a - start, b - start), place))
+            start = stop
+        return tuple(parts)
+
+
+def _common_dtype(parameters: Sequence[nn.Parameter]) -> torch.dtype:
+    dtypes = {p.dtype for p in parameters}
+    if len(dtypes) != 1:
+        given = ", ".join(sorted(map(str, dtypes))) or "no trained parameter at all"
+        raise CourseError(
+            f"ZeRO was given {given}, and expects trained parameters of one dtype: cast the model, "
+            "or freeze what is not to be trained."
+        )
+    if not all(p.is_contiguous() for p in parameters):
+        raise CourseError(
+            "ZeRO was given a parameter that is not contiguous, and writes into them all by flat "
+            "index: make it `parameter.data.contiguous()` first."
+        )
+    return dtypes.pop()
