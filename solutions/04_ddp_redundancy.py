@@ -58,8 +58,8 @@ explorers.bucket_overlap()
 
 # %% [markdown]
 # Small buckets: many all-reduces, and each pays its latency. Large ones: they are full late, and
-# nothing is left to hide behind. In between the last bucket alone is exposed. On slow links no bucket
-# helps: there are more bytes than backward has time for.
+# nothing is left to hide behind. In between only the last bucket or two are exposed. On slow links no
+# bucket helps: there are more bytes than backward has time for.
 #
 # ## Where the redundancy lives
 #
@@ -376,8 +376,8 @@ check("04-hooks", overlap)
 def accumulate(ddp, micro_batches):
     """Leave the gradient of all micro-batches on all ranks. Runs on every rank.
 
-    ddp: wraps a model; ddp(micro_batch) is the mean loss of this rank's micro-batch, and a
-    backward outside of ddp.no_sync() averages over ranks what grad has by then.
+    ddp: wraps a model; ddp(micro_batch) is the mean loss of this rank's micro-batch. Where that
+    forward ran outside of ddp.no_sync(), its backward averages over ranks what grad has by then.
     micro_batches: a list of tensors, equally large; their activations fit one at a time.
     Returns nothing. Afterwards each parameter.grad is the gradient of the mean loss over all
     of them on all ranks. With 4 micro-batches, three stay local and one synchronises.

@@ -11,6 +11,7 @@ import copy
 import io
 import linecache
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -95,12 +96,14 @@ def watch(off_limits: Iterable[str]) -> Iterator[list[str]]:
             if f"{module}:{name}" in names or f"{module}:*" in names:
                 called.append(f"{module}:{name}")
 
-    before = sys.getprofile()
+    before, in_threads = sys.getprofile(), threading.getprofile()
     sys.setprofile(profile)
+    threading.setprofile(profile)
     try:
         yield called
     finally:
         sys.setprofile(before)
+        threading.setprofile(in_threads)
         _WATCHED.reset(token)
 
 

@@ -3,6 +3,7 @@
 import inspect
 import os
 import random
+import re
 import textwrap
 
 from course_lib.checks import panel, progress
@@ -52,7 +53,7 @@ def check(id: str, answer: Answer, *, seed: int | None = None) -> PartialCredit 
         )
     report = evaluate(exercise, answer, random.randrange(10**6) if seed is None else seed)
     progress.record(report.to_dict())
-    display(panel.bundle(report, _solution(exercise)), raw=True)
+    display(panel.bundle(report, _solution(exercise, answer)), raw=True)
     if report.passed:
         return None
     if report.score:
@@ -60,8 +61,20 @@ def check(id: str, answer: Answer, *, seed: int | None = None) -> PartialCredit 
     raise CheckFailed(f"{id} scored 0 of {report.points} points")
 
 
-def _solution(exercise: Exercise) -> str:
-    """The reference's source; COURSE_HIDE_SOLUTIONS=1 keeps it out of a graded class's panels."""
+def _solution(exercise: Exercise, answer: Answer) -> str:
+    """The reference's source, under the answer's name, ready to be put into the notebook.
+
+    COURSE_HIDE_SOLUTIONS=1 keeps it out of a graded class's panels.
+    """
     if os.environ.get("COURSE_HIDE_SOLUTIONS"):
         return ""
-    return textwrap.dedent(inspect.getsource(exercise.reference))
+    reference = exercise.reference
+    source = textwrap.dedent(inspect.getsource(reference))
+    module = inspect.getmodule(reference)
+    if module.__name__.startswith("course_lib."):  # the notebook has the module, not its insides
+        for beside, _ in inspect.getmembers(module, inspect.isfunction):
+            called = rf"(?<![\w.])(?<!def ){beside}\("
+            source = re.sub(called, f"{module.__name__.split('.')[-1]}.{beside}(", source)
+    name = getattr(answer, "__name__", "")
+    name = name if name.isidentifier() else reference.__name__
+    return re.sub(rf"\bdef {reference.__name__}\(", f"def {name}(", source, count=1)

@@ -47,12 +47,16 @@ def call(answer: Answer, case: Case) -> object:
     return answer(*case.args)
 
 
+class NotALine(TypeError):
+    """What was returned is no dict with the key that was asked for."""
+
+
 def call_for_a_line(answer: Answer, case: Case) -> object:
     """Call an answer that returns a dict, and take the line that the case's part is about."""
     lines = answer(*case.args)
     if isinstance(lines, dict) and case.part in lines:
         return lines[case.part]
-    raise TypeError(f"return a dict that has the key {case.part!r}; it returned {lines!r:.80}")
+    raise NotALine(f"return a dict that has the key {case.part!r}; it returned {lines!r:.80}")
 
 
 def nothing_fresh(rng: Random) -> Iterable[Case]:

@@ -46,6 +46,9 @@ def course() -> None:
 
 def main() -> None:
     """Run the command line. Bad input is one sentence on stderr and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal may not know every sign
     try:
         code = app(standalone_mode=False)
     except CourseError as error:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from course_lib.errors import CourseError
 
 MOST_RANKS = 64
+MOST_SEED = 2**63
 MOST_TIME = 86_400  # seconds
 
 
@@ -35,8 +36,8 @@ def check(fn: Callable, world_size: int, args: tuple, timeout: float, seed: int 
         problem = f"args is a {type(args).__name__}, not a tuple; for one argument write args=(x,)"
     elif not isinstance(timeout, (int, float)) or not 0 < timeout <= MOST_TIME:
         problem = f"timeout is {timeout!r}; give seconds, more than 0 and at most {MOST_TIME}"
-    elif seed is not None and not _whole(seed):
-        problem = f"seed is {seed!r}; give a whole number, or None to seed nothing"
+    elif seed is not None and not (_whole(seed) and 0 <= seed < MOST_SEED):
+        problem = f"seed is {seed!r}; give a whole number from 0 to 2**63, or None to seed nothing"
     else:
         return
     raise CourseError(problem)

@@ -99,8 +99,13 @@ class Crew:
         for member in self.members:
             member.pipe.close()
         until = time.monotonic() + LEAVING
-        for member in self.members:
-            member.process.join(max(0.0, until - time.monotonic()))
+        try:
+            for member in self.members:
+                member.process.join(max(0.0, until - time.monotonic()))
+        finally:
+            self._kill()
+
+    def _kill(self) -> None:
         for member in self.members:
             member.process.kill()
             with contextlib.suppress(AttributeError, ProcessLookupError, PermissionError):

@@ -13,6 +13,7 @@ Nothing is claimed of a rank that computes, that has started a collective and no
 or that waits for one which all have entered: it may come to an end.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -155,6 +156,10 @@ def _signature(entry: Entry) -> tuple:
 
 
 def _alike(entries) -> bool:
+    """A recv may have room to spare; all else has to be the same."""
+    room = {entry.kind: entry.payload for entry in entries if entry.kind in PAIRED}
+    if room:
+        return room.get("send", 0) <= room.get("recv", math.inf)
     return len(set(map(_signature, entries))) <= 1
 
 

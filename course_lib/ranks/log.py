@@ -58,12 +58,12 @@ class Entry:
 
     @property
     def sent(self) -> int:
-        """Bytes that this rank sends, as a ring moves them."""
+        """Bytes that the rank which moves most sends, as a ring moves them; none for a recv."""
         return self.collective.sent
 
     @property
     def received(self) -> int:
-        """Bytes that this rank receives, as a ring moves them."""
+        """Bytes that the rank which moves most receives, as a ring moves them; none for a send."""
         return self.collective.received
 
     @property

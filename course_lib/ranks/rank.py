@@ -6,6 +6,7 @@ its pipe. Then it waits: another rank may still need its half of a connection. I
 parent closes the pipe, which also happens when the parent dies, whatever the rank is doing then.
 """
 
+import contextlib
 import faulthandler
 import os
 import random
@@ -41,7 +42,8 @@ def main(rank: int, job: Job, pipe: connection.Connection) -> None:
         outcome = _work(rank, job)
     except BaseException as error:  # SystemExit and KeyboardInterrupt, too, end this rank only
         outcome = raised(error)
-    sys.stdout.flush()
+    with contextlib.suppress(Exception):  # the function may have closed it
+        sys.stdout.flush()
     pipe.send(outcome)
     threading.Event().wait()
 
@@ -101,6 +103,8 @@ def _stream(fd: int) -> TextIO:
 
 def _leave_with_parent(pipe: connection.Connection) -> None:
     connection.wait([pipe])  # the parent never writes: readable means closed
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)  # and whatever this rank started
     os._exit(0)
 
 
@@ -137,7 +141,7 @@ def raised(error: BaseException) -> Raised:
 def _message(error: BaseException) -> str:
     try:
         return "\n".join([str(error), *getattr(error, "__notes__", ())])
-    except Exception:
+    except BaseException:
         return "(its message cannot be shown)"
 
 
@@ -146,6 +150,6 @@ def _packed(error: BaseException) -> bytes | None:
     try:
         packed = wire.pack(error)
         wire.unpack(packed)
-    except Exception:
+    except BaseException:
         return None
     return packed

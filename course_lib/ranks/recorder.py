@@ -24,6 +24,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
+from course_lib.errors import CourseError
 from course_lib.ranks import stack
 from course_lib.ranks.log import PAIRED, Entry
 from course_lib.ranks.protocol import Frame
@@ -75,6 +76,7 @@ class Recorder:
         self._latest = None  # kept, so that the caller is given the very object that we know
         self._threads = False  # have there been others than at the start?
         self._alone = threading.active_count()
+        self._entering = threading.RLock()  # indices come to the file in order
 
     @classmethod
     def start(cls, rank: int, path: Path, zero: float | None = None) -> "Recorder":
@@ -95,6 +97,10 @@ class Recorder:
                 self._done(index)
 
     def _enter(self, name: str, args: tuple) -> int | None:
+        with self._entering:
+            return self._entered(name, args)
+
+    def _entered(self, name: str, args: tuple) -> int | None:
         if self._index >= MOST:
             return None
         self._note_thread()
@@ -104,7 +110,7 @@ class Recorder:
         elements = sum(tensor.numel() for tensor in tensors)
         if kind in ONE_OF_N:
             elements *= len(members)
-        peer = None if peer is None else _named(members, args[peer])
+        peer = None if peer is None else _named(members, args[peer], kind)
         tag = args[-1] if kind in PAIRED else 0
         dtype = tensors[0].dtype if tensors else torch.uint8
         counter = (group.group_name, kind, peer, tag) if kind in PAIRED else group.group_name
@@ -121,7 +127,7 @@ class Recorder:
             dtype.itemsize,
             peer,
             tag,
-            _learners_line(sys._getframe(2)),
+            _learners_line(sys._getframe(3)),
             self._now(),
         )
         return index
@@ -160,7 +166,8 @@ class Recorder:
         if index not in self._pending:
             return wait(work, *args, **options)
         self._note_thread()
-        self._write("wait", index, self._now())
+        if not (args or options):  # a wait with a timeout of its own may end by that
+            self._write("wait", index, self._now())
         try:
             result = wait(work, *args, **options)
             if self._pending.get(index, ...) is None:
@@ -227,9 +234,19 @@ def _failed(future: torch.futures.Future | None) -> bool:
     return False
 
 
-def _named(members: list[int], rank: int) -> int:
-    """The rank that a group knows by its own number; one that is not there is torch's to refuse."""
-    return members[rank] if 0 <= rank < len(members) else rank
+def _named(members: list[int], rank: int, kind: str) -> int:
+    """The rank that a group knows by its own number.
+
+    Gloo would wait for ever for a message to or from one that is not there.
+    """
+    if 0 <= rank < len(members):
+        return members[rank]
+    if kind in PAIRED:
+        raise CourseError(
+            f"{kind} was given rank {rank}, and the ranks are 0 to {len(members) - 1}: "
+            f"count modulo {len(members)}."
+        )
+    return rank  # torch refuses it
 
 
 def _tensors(argument: object) -> list[torch.Tensor]:

@@ -30,6 +30,10 @@ from course_lib.comm.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, buckets
 from course_lib.errors import CourseError
 
 BROADCAST_BYTES = 250 * 2**20  # what a broadcast copies into one message, as PyTorch does
+BROKE_OFF = (
+    "The last backward broke off, and its all_reduces may still write to the gradients: "
+    "make DDP anew."
+)
 
 
 @dataclass(eq=False)  # a bucket equals itself alone
@@ -84,7 +88,8 @@ class DDP(nn.Module):
 
     def forward(self, *args, **kwargs):
         """What the module makes of this rank's part of the batch."""
-        self.arrived = []  # where a backward broke off, some are left
+        if self.arrived:
+            raise CourseError(BROKE_OFF)
         if torch.is_grad_enabled():
             self.sends = self.synchronizing
         if self.synchronizing:
@@ -109,6 +114,8 @@ class DDP(nn.Module):
         if not self.arrived:
             self._on_first_gradient()
         bucket, place = self.places[parameter]
+        if not bucket.to_come:
+            raise CourseError(BROKE_OFF)
         # Divided before the sum, not after it: in fp16 the sum might overflow.
         parameter.grad = torch.mul(parameter.grad, 1 / self.group.size(), out=place)
         self.arrived.append(parameter)
@@ -127,8 +134,7 @@ class DDP(nn.Module):
         self.to_issue = list(self.buckets)
 
     def _on_end_of_backward(self) -> None:
-        arrived, self.arrived = self.arrived, []
-        missing = set(self.trained) - set(arrived)
+        missing = set(self.trained) - set(self.arrived)
         if missing:
             names = [name for name, p in self.module.named_parameters() if p in missing]
             raise CourseError(
@@ -138,7 +144,8 @@ class DDP(nn.Module):
         for bucket in self.buckets:
             bucket.work.wait()
         if self.first_order is None:
-            self.first_order = arrived
+            self.first_order = self.arrived
+        self.arrived = []
 
     def _as_on_rank_0(self, parameters: list[nn.Parameter]) -> list[nn.Parameter]:
         """The trained parameters in rank 0's order: all ranks need the same buckets."""

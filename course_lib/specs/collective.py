@@ -78,10 +78,10 @@ class Collective:
 
     @property
     def sent(self) -> int:
-        """Bytes that such a rank sends: none where it only receives."""
+        """`bytes_per_rank`, but none for a recv, which only receives."""
         return 0 if self.kind == "recv" else self.bytes_per_rank
 
     @property
     def received(self) -> int:
-        """Bytes that such a rank receives: none where it only sends."""
+        """`bytes_per_rank`, but none for a send, which only sends."""
         return 0 if self.kind == "send" else self.bytes_per_rank

@@ -67,8 +67,9 @@ ACCUMULATE = Exercise(
             "a synchronisation for each micro-batch",
             _accumulate(local=lambda i, n: False),
             "The numbers are right, but every micro-batch is synchronised: as many times the "
-            "communication for the same gradient.",
-            "Forward and backward of all but the last go under `with ddp.no_sync():`.",
+            "communication for the same gradient. Put forward and backward both under no_sync, "
+            "since the forward decides.",
+            "Of all but the last micro-batch, both go under `with ddp.no_sync():`.",
         ),
         Misconception(
             "the plain loop",
@@ -99,8 +100,14 @@ ACCUMULATE = Exercise(
         Misconception(
             "divided by the ranks too",
             _accumulate(share=lambda n: n * dist.get_world_size()),
-            "You divide by the number of ranks, which DDP does already: what is left to you is the "
-            "number of micro-batches.",
+            "You divide by the number of ranks too. DDP has divided by the ranks; divide by "
+            "len(micro_batches).",
+        ),
+        Misconception(
+            "divided by the ranks instead",
+            _accumulate(share=lambda n: dist.get_world_size()),
+            "You divide by the number of ranks. DDP has divided by the ranks; divide by "
+            "len(micro_batches).",
         ),
         Misconception(
             "zero_grad between micro-batches",

@@ -50,6 +50,33 @@ def _filled(indices, full, close_before=False, reset=True, keep_last=True, twice
     return answer
 
 
+def _always_kept(sizes, cap):
+    closed = _filled(_backward, _capped, keep_last=False)(sizes, cap)
+    left = len(sizes) - sum(map(len, closed))
+    return [*closed, list(reversed(range(left)))]
+
+
+def _cleared(sizes, cap):
+    buckets, bucket, held = [], [], 0
+    for index in reversed(range(len(sizes))):
+        bucket.append(index)
+        held += sizes[index]
+        if held >= cap:
+            buckets.append(bucket)
+            bucket.clear()
+            held = 0
+    return buckets + [bucket] * bool(bucket)
+
+
+def _named(name):
+    """The right buckets, with `name(sizes, index)` in the place of each index."""
+
+    def answer(sizes, cap):
+        return [[name(sizes, index) for index in bucket] for bucket in fill_buckets(sizes, cap)]
+
+    return answer
+
+
 def _backward(n):
     return reversed(range(n))
 
@@ -77,6 +104,7 @@ BUCKETS = Exercise(
     reference=fill_buckets,
     alternatives=(_open_when_needed,),
     cases=(
+        _bucket_case([8, 4, 4], 8),  # the last bucket closes exactly at the cap
         _bucket_case([4, 8, 4, 4], 8),
         _bucket_case([6, 6, 6], 100),
         _bucket_case([1, 1, 2, 1, 5, 1, 2], 3),
@@ -105,6 +133,30 @@ BUCKETS = Exercise(
             "The last bucket is missing: it never reaches the cap, but its gradients must travel "
             "too.",
             "After the loop, keep what has not been closed.",
+        ),
+        Misconception(
+            "an empty bucket at the end",
+            _always_kept,
+            "You append the last bucket even when it is empty: where the last tensor has closed "
+            "one, nothing is left over.",
+            "if bucket: buckets.append(bucket)",
+        ),
+        Misconception(
+            "sizes instead of indices",
+            _named(lambda sizes, index: sizes[index]),
+            "Your buckets hold the sizes. They should hold indices into sizes.",
+        ),
+        Misconception(
+            "indices counted from the end",
+            _named(lambda sizes, index: len(sizes) - 1 - index),
+            "You count from the end: index 0 is the first parameter.",
+            "reversed(range(len(sizes))) gives the indices; enumerate(reversed(…)) does not.",
+        ),
+        Misconception(
+            "the appended list cleared",
+            _cleared,
+            "You clear the list that you have just appended: make a new one.",
+            "append keeps the list itself, not a copy of it: bucket = [] leaves it alone.",
         ),
         Misconception(
             "closed before the cap",

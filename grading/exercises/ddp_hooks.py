@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from course_lib.checks.exercise import Exercise, Misconception
+from course_lib.sharded.ddp import DDP
 from grading.exercises import small_model
 
 
@@ -72,6 +73,7 @@ def _overlap(
     wait=True,
     write=True,
     reset=True,
+    forget=True,
 ):
     """The reference with one thing wrong. `arrived`: the bucket's parameters so far, in order."""
 
@@ -97,7 +99,8 @@ def _overlap(
                     work.wait()
                 if write:
                     vector_to_parameters(flat, [p.grad for p in bucket])
-            started.clear()
+            if forget:
+                started.clear()
             if reset:
                 arrived.clear()
 
@@ -113,12 +116,53 @@ def _late_binding(buckets):
     return overlap(buckets[-1:])  # all that a lambda which looks the loop's variable up will see
 
 
+def _late_binding_and_a_count(buckets):
+    """The last bucket seems full as soon as that many gradients have come, whosever they are."""
+    last, arrived, started = buckets[-1], [], []
+
+    def on_gradient(parameter):
+        arrived.append(parameter)
+        if len(arrived) == len(last):
+            flat = parameters_to_vector([p.grad for p in last]) / dist.get_world_size()
+            started.append((flat, dist.all_reduce(flat, async_op=True)))
+
+    def finish():
+        for flat, work in started:
+            work.wait()
+            vector_to_parameters(flat, [p.grad for p in last])
+        arrived.clear(), started.clear()
+
+    for parameter in sum(buckets, []):
+        parameter.register_post_accumulate_grad_hook(on_gradient)
+    return finish
+
+
+def _as_many(arrived, bucket):
+    return len(arrived) == len(bucket)
+
+
+_LATE = (
+    "Every hook sees the last bucket. Is there a lambda or a function in your loop? It looks the "
+    "loop's variable up when it is called, and by then that is the last bucket."
+)
+_BIND = "Bind it with functools.partial(f, bucket), or with a default argument."
+_COUNTED = (
+    "Your second step starts no all_reduce: what you counted in the first is still there. Set it "
+    "back in finish()."
+)
+_ARRIVED = (
+    "The first step is right; in the second a bucket counts as full at its first gradient: forget "
+    "in finish() who has arrived."
+)
+
+
 HOOKS = Exercise(
     id="04-hooks",
     title="Communicate while backward runs",
     task="Start each bucket's all_reduce in a hook; return a function that finishes them.",
     points={"all": 5},
     reference=overlap,
+    library=(DDP.__init__,),
     alternatives=(_overlap_by_counting,),
     cases=(small_model.job([2, 3, 1], 2, seed=1, buckets=[[3, 2], [1, 0]]),),
     fresh=lambda rng: [
@@ -174,9 +218,14 @@ HOOKS = Exercise(
         Misconception(
             "every hook has the last bucket",
             _late_binding,
-            "Only the last bucket is sent. Is there a lambda in your loop? It looks the loop's "
-            "variable up when it is called, and by then that is the last bucket.",
-            "functools.partial(f, bucket) keeps the present one.",
+            _LATE,
+            _BIND,
+        ),
+        Misconception(
+            "every hook has the last bucket, and counts",
+            _late_binding_and_a_count,
+            _LATE,
+            _BIND,
         ),
         Misconception(
             "hook before accumulation",
@@ -198,6 +247,11 @@ HOOKS = Exercise(
             "This is the SUM over the ranks: divide by their number, once.",
         ),
         Misconception(
+            "divided twice",
+            _overlap(share=lambda: dist.get_world_size() ** 2),
+            "You divide by the number of ranks twice.",
+        ),
+        Misconception(
             "never written back",
             _overlap(write=False),
             "The averages lie in flat tensors, and parameter.grad still holds this rank's own "
@@ -206,15 +260,35 @@ HOOKS = Exercise(
         ),
         Misconception(
             "the count goes on",
-            _overlap(ready=lambda arrived, bucket: len(arrived) == len(bucket), reset=False),
-            "The first step is right, the second sends nothing: what you count in the hook must be "
-            "set back for the next backward.",
+            _overlap(ready=_as_many, reset=False),
+            _COUNTED,
+        ),
+        Misconception(
+            "the count goes on, and the works stay",
+            _overlap(ready=_as_many, reset=False, forget=False),
+            _COUNTED,
         ),
         Misconception(
             "the set of arrivals stays",
             _overlap(reset=False),
-            "The first step is right; in the second a bucket counts as full at its first gradient: "
-            "forget in finish() who has arrived.",
+            _ARRIVED,
+        ),
+        Misconception(
+            "the set of arrivals and the works stay",
+            _overlap(reset=False, forget=False),
+            _ARRIVED,
+        ),
+        Misconception(
+            "the works stay",
+            _overlap(forget=False),
+            "In the second step you wait for the first step's all_reduces again: forget in "
+            "finish() what you have waited for, or the list grows with every step.",
+        ),
+        Misconception(
+            "returns nothing",
+            lambda buckets: None,
+            "overlap must return the function finish; yours returned None.",
+            "return finish, without parentheses: it is called after each backward.",
         ),
     ),
 )

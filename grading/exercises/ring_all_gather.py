@@ -203,11 +203,12 @@ ALL_GATHER = Exercise(
             "Send to the same neighbour in every step.",
         ),
         Misconception(
-            "all send first",
+            "all wait in the same call",
             _copies(_in_rank_order, pass_on=blocking),
-            "The ranks wait for each other, and none can go on. Either all of them send before "
-            "anyone receives, or not all take part in every step.",
-            f"{DEADLOCK} `ring.exchange(tensor)` does it right.",
+            "The ranks wait for each other, and none can go on: all send first, or all receive "
+            "first, or not all take part in every step.",
+            f"{DEADLOCK} A recv returns only when something was sent. `ring.exchange(tensor)` does "
+            "both right.",
         ),
     ),
 )

@@ -3,7 +3,7 @@
 from course_lib import comm, specs
 from course_lib.checks.comparison import close
 from course_lib.checks.exercise import Case, Exercise, Misconception
-from grading.exercises.ring_bytes import KINDS, POINTS, bytes_per_rank, rounds
+from grading.exercises.ring_bytes import KINDS, ONE_PART, POINTS, bytes_per_rank, rounds
 
 # --- 03-price: one step on four networks --------------------------------------------------------
 
@@ -204,6 +204,13 @@ BUSBW = Exercise(
             "whole buffers in every step",
             _bandwidth(lambda rounds, n: rounds * (n - 1)),
             "You forgot to divide by N: a step moves one chunk, an N-th of the payload.",
+        ),
+        Misconception(
+            "an all_gather's payload taken for one rank's part",
+            lambda kind, payload, n, seconds: bus_bandwidth(
+                kind, payload * (n if kind == "all_gather" else 1), n, seconds
+            ),
+            ONE_PART,
         ),
         Misconception(
             "GiB a second",

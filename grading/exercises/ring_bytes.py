@@ -4,6 +4,9 @@ from course_lib import specs
 from course_lib.checks.exercise import Case, Exercise, Misconception
 
 KINDS = ("reduce_scatter", "all_gather", "all_reduce")
+ONE_PART = (
+    "You took the buffer for one rank's part; it is the whole buffer, also for an all_gather."
+)
 POINTS = {"reduce_scatter": 1, "all_gather": 1, "all_reduce": 1}
 
 
@@ -100,6 +103,26 @@ BYTES = Exercise(
             "You rounded at the end. It is the chunk that is a whole number of elements: round "
             "elements / ranks up first, then multiply.",
             "-(-a // b) rounds up without floats.",
+        ),
+        Misconception(
+            "bytes rounded up",
+            _bytes(lambda rounds, chunk, size, n, e: rounds * (n - 1) * -(-e * size // n)),
+            "You rounded bytes up. A chunk is a whole number of elements.",
+            "Round elements / ranks up first: -(-a // b) does it without floats.",
+        ),
+        Misconception(
+            "rounded up at the end",
+            _bytes(lambda rounds, chunk, size, n, e: -(-rounds * (n - 1) * e * size // n)),
+            "You rounded the total up, in bytes. It is the chunk that is rounded up, to a whole "
+            "number of elements.",
+            "-(-a // b) rounds up without floats.",
+        ),
+        Misconception(
+            "an all_gather's elements taken for one rank's part",
+            lambda kind, elements, size, n: bytes_per_rank(
+                kind, elements * (n if kind == "all_gather" else 1), size, n
+            ),
+            ONE_PART,
         ),
         Misconception(
             "elements",

@@ -136,6 +136,11 @@ REDUCE_SCATTER = Exercise(
             "on the partial sum instead, what you received plus your own.",
         ),
         Misconception(
+            "the mean",
+            lambda chunks: _sums(start=-1)(chunks) / dist.get_world_size(),
+            "You divided by N: this one sums, and averaging comes after it.",
+        ),
+        Misconception(
             "one step too few",
             _sums(start=-1, extra=-1),
             "You stop one step too early: with N - 2 steps each sum is short of one rank's part "
@@ -190,11 +195,12 @@ REDUCE_SCATTER = Exercise(
             "One chunk a step is enough; which one changes from step to step.",
         ),
         Misconception(
-            "all send first",
+            "all wait in the same call",
             _sums(start=-1, pass_on=blocking),
-            "The ranks wait for each other, and none can go on. Either all of them send before "
-            "anyone receives, or not all take part in every step.",
-            f"{DEADLOCK} `ring.exchange(tensor)` does it right.",
+            "The ranks wait for each other, and none can go on: all send first, or all receive "
+            "first, or not all take part in every step.",
+            f"{DEADLOCK} A recv returns only when something was sent. `ring.exchange(tensor)` does "
+            "both right.",
         ),
     ),
 )

@@ -112,6 +112,11 @@ TIME = Exercise(
             _seconds(lambda steps, size, n, a, bw: steps * (a + 8 * size / n / bw)),
             "You took GB/s for Gbit/s: these are bytes already.",
         ),
+        Misconception(
+            "microseconds",
+            _seconds(lambda steps, size, n, a, bw: steps * (a + size / n / bw) * 1e6),
+            "You return microseconds; asked is seconds.",
+        ),
     ),
 )
 
@@ -172,6 +177,18 @@ LATENCY = Exercise(
             _n_half(lambda n: 1 / n**2),
             "You divided by N where you should multiply: a chunk is alpha times bandwidth, a "
             "buffer N chunks.",
+        ),
+        Misconception(
+            "twice",
+            _n_half(lambda n: 2),
+            "You are high by a factor of two. At n½ the bytes take as long as the alphas, so that "
+            "the whole time is twice the latency; do not double the buffer, too.",
+        ),
+        Misconception(
+            "half",
+            _n_half(lambda n: 1 / 2),
+            "You are low by a factor of two: half of the *time* is latency. The bytes take as long "
+            "as all the alphas, not half as long.",
         ),
         Misconception(
             "units left as they are",

@@ -1,8 +1,10 @@
 """`check` as a cell calls it: panel, score, progress, errors."""
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from course_lib.checks import check, checking, progress
+from course_lib.checks import check, checking, progress, registry
 from course_lib.errors import CourseError
 
 
@@ -61,3 +63,16 @@ def test_the_solution_can_be_kept_out(shown, monkeypatch):
     with pytest.raises(checking.CheckFailed):
         check("00-gib", lambda n: 0)
     assert "Show a solution" not in shown[0]["text/html"]
+
+
+@pytest.mark.parametrize("id", ["03-exchange", "03-reduce-scatter", "03-all-gather", "04-average"])
+def test_the_solution_that_is_shown_can_be_put_into_the_notebook(id):
+    from course_lib.sharded import ring
+
+    def my_answer():
+        """Named as no reference is."""
+
+    notebook = {"ring": ring, "torch": torch, "dist": dist}
+    exec(checking._solution(registry.find(id), my_answer), notebook)
+    report = checking.evaluate(registry.find(id), notebook["my_answer"], seed=1)
+    assert report.passed, report.sentence

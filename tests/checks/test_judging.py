@@ -1,6 +1,7 @@
 """The check's machinery on a toy exercise: what it says, and what it scores."""
 
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -222,3 +223,23 @@ def test_a_lesson_made_of_the_reference_is_off_limits_as_a_whole():
     helper = lesson_01._stages([(12, 1), (2, 2), (2, 3)])
     verdict = evaluate(lesson_01.STAGES, lambda *args: helper(*args), seed=1)
     assert verdict.score == 0 and verdict.misconception == LIBRARY
+
+
+def test_the_library_is_seen_in_a_thread_too():
+    def answer(n):
+        found = []
+        thread = threading.Thread(target=lambda: found.append(library_double(n)))
+        thread.start()
+        thread.join()
+        return found[0]
+
+    (outcome,) = outcomes(answer, [Case("one", (2,))], off_limits=(_qualified(library_double),))
+    assert outcome.off_limits and outcome.value == 4
+
+
+def library_double(n):
+    return 2 * n
+
+
+def _qualified(function) -> str:
+    return f"{function.__module__}:{function.__qualname__}"

@@ -18,8 +18,8 @@ def test_a_check_refuses_what_is_wrong_and_accepts_what_is_right(exercise):
 
 @pytest.mark.parametrize("exercise", ALL, ids=lambda e: e.id)
 def test_an_exercise_has_enough_to_be_proven_with(exercise):
-    hints = [misconception.hint for misconception in exercise.misconceptions]
-    assert len(hints) >= 5 and len(set(hints)) == len(hints)
+    # One mistake may come in several forms; they share its hint.
+    assert len({misconception.hint for misconception in exercise.misconceptions}) >= 5
     assert exercise.alternatives, "a different correct solution is missing"
     assert {case.part for case in exercise.all_cases(0)} == set(exercise.points)
 

@@ -172,11 +172,13 @@ def test_sends_and_recvs_are_paired_in_order_and_by_tag():
 
 
 def test_a_message_of_another_size_is_a_mismatch():
-    found = verdict(entry(0, "send", peer=1), entry(1, "recv", peer=0, elements=9))
+    found = verdict(entry(0, "send", peer=1), entry(1, "recv", peer=0, elements=3))
     assert tell(found)[0] == (
         "rank 0 called send #1 to rank 1 with 4 float32 while rank 1 called recv #1 from rank 0 "
-        "with 9 float32"
+        "with 3 float32"
     )
+    roomy = verdict(entry(0, "send", peer=1), entry(1, "recv", peer=0, elements=9))
+    assert roomy is None
 
 
 def test_a_message_that_nobody_will_take():

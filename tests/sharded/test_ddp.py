@@ -294,20 +294,35 @@ def test_a_group_of_some_ranks_averages_among_them():
     assert weights[0] == weights[1] != weights[2] == weights[3]
 
 
-def test_the_backward_after_one_that_broke_off_sends_everything():
-    def fn():
+def test_after_a_backward_that_broke_off_nothing_goes_on_as_if_it_had_not():
+    def fn(through_forward):
         model = DDP(TwoHeads(), 1)
         late = model.module.first.weight
         handle = late.register_hook(lambda gradient: 1 / 0)
+        loss = model(torch.ones(4))
         with pytest.raises(ZeroDivisionError):
-            model(torch.ones(4)).backward()
+            loss.backward(retain_graph=True)
         handle.remove()
-        before = len(ranks.entries())
-        model(torch.ones(4)).backward()
-        return len(ranks.entries()) - before, len(model.buckets)
+        with pytest.raises(CourseError, match="broke off"):
+            model(torch.ones(4)) if through_forward else loss.backward()
 
-    sent, buckets = ranks.run(fn, world_size=1)[0]
-    assert sent == buckets == 4
+    for through_forward in (True, False):
+        ranks.run(fn, world_size=1, args=(through_forward,))
+
+
+def test_the_forward_decides_whether_its_backward_synchronises():
+    def fn(inside):
+        model = DDP(nn.Linear(2, 1), 1)
+        loss = None
+        with model.no_sync() if inside else contextlib.nullcontext():
+            loss = model(torch.ones(1, 2)).sum()
+        before = len(ranks.entries())
+        with contextlib.nullcontext() if inside else model.no_sync():
+            loss.backward()
+        return len(ranks.entries()) - before
+
+    assert ranks.run(fn, world_size=2, args=(True,)) == [0, 0]
+    assert ranks.run(fn, world_size=2, args=(False,)) == [2, 2]
 
 
 def test_a_module_with_nothing_to_train_is_refused():
