@@ -10,7 +10,8 @@ nothing; their gradients add up in `grad`. Then, once a step:
 1. Bucket by bucket, a reduce_scatter gives each rank the mean over ranks of its shard's gradients.
 2. An all_reduce of one number adds up the squares of all shards: the square of the global norm.
    Where it is not finite, no rank updates anything. Otherwise gradients are clipped by it.
-3. The optimizer updates the shard: the masters, or a copy of the parameters that lives so long.
+3. The optimizer updates the shard: the masters, or where there are none, a copy of that part of
+   the parameters, which is freed after the step.
 4. Bucket by bucket, an all_gather of updated shards gives all ranks all parameters.
 
 What more is sharded? The optimizer's states; DDP has them N times over.
@@ -182,11 +183,13 @@ class ZeRO1:
     def _all_gather(self, values: torch.Tensor) -> None:
         """Overwrite the parameters with what all ranks have as `values`, each of its shard [S]."""
         for bucket in self.flat.buckets:
-            piece = values[bucket.in_shard].to(self.flat.dtype)
-            whole = piece.new_empty(bucket.size)
-            dist.all_gather_single(whole, piece)
-            for part in bucket.parts:
-                part.of(part.parameter).copy_(whole[part.place])
+            self._write(bucket, values[bucket.in_shard].to(self.flat.dtype))
+
+    def _write(self, bucket: Bucket, piece: torch.Tensor) -> None:
+        whole = piece.new_empty(bucket.size)
+        dist.all_gather_single(whole, piece)
+        for part in bucket.parts:
+            part.of(part.parameter).copy_(whole[part.place])
 
 
 def _check_all_once(groups: list[list[nn.Parameter]], model: nn.Module) -> None:

@@ -1,8 +1,8 @@
 """ZeRO-2 (Rajbhandari et al. 2020): every rank keeps the gradients of its own 1/N alone.
 
 Who holds what. All N ranks hold the parameters whole. The optimizer's states and, new here, the
-gradients exist once: rank r has those of its shard of the flat space (see `flat`). Whole gradients
-live from the moment when backward completes them until their bucket has been sent.
+gradients exist once: rank r has those of its shard of the flat space (see `flat`), and so has the
+fp32 masters of 16-bit parameters. Other gradients only pass through, in a few buckets.
 
 Who sends what, when. At the start rank 0 broadcasts its parameters and buffers. Then, in each
 micro-batch's backward:
@@ -18,7 +18,7 @@ A step is that of ZeRO-1 without its reduce_scatter: the norm's all_reduce, the 
 
 What more is sharded? The gradients, at rest and between micro-batches.
 Why does it save? A rank updates its shard alone, so once the mean over ranks is there it needs
-nobody else's gradients. In place of P elements a rank keeps P/N, and some buckets in backward.
+no others. In place of P elements a rank keeps P/N, and a few buckets while backward goes on.
 Why does it cost? Not more per step than ZeRO-1, with one micro-batch: 2P. But a sum over
 micro-batches needs somewhere to be: ZeRO-1 adds up whole gradients and reduces them once, ZeRO-2
 reduces those of each micro-batch. G micro-batches move (G + 1)P.

@@ -28,7 +28,8 @@ def open_lesson(page, lab: str, name: str) -> None:
     # A JupyterLab that is slow to list its kernels asks for one, whatever the notebook says.
     dialog = page.locator(".jp-Dialog").filter(has_text="Select Kernel")
     page.add_locator_handler(dialog, lambda: dialog.get_by_role("button", name="Select").click())
-    page.goto(f"{lab}/lab/tree/{name}/{name}.ipynb", timeout=BUSY)
+    # A workspace of its own: JupyterLab would open again what the test before had open.
+    page.goto(f"{lab}/lab/workspaces/{name}/tree/{name}/{name}.ipynb", timeout=BUSY)
     page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=BUSY)
     until(page, lambda: page.locator(IDLE).count())
 

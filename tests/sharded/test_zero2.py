@@ -1,0 +1,146 @@
+"""ZeRO-2 against one process, the ledger, and PyTorch's fully_shard."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.multiprocessing.reductions import StorageWeakRef
+from zero_cases import ADAMW, STEPS, Decoder, check_bytes_and_collectives, check_training, close
+
+from course_lib import ranks
+from course_lib.errors import CourseError
+from course_lib.measure import storage_bytes
+from course_lib.sharded.zero2 import UNDER_WAY, ZeRO2
+
+BUCKET = 4_000  # bytes: the model fills six
+WORLDS = (1, 2, 3, 4, 8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Tensors this small gain nothing from two threads, and lose much where others are at work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_trains_as_one_process(world_size):
+    check_training(ZeRO2, world_size)
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_bytes_and_collectives_are_those_of_the_ledger(world_size):
+    check_bytes_and_collectives(ZeRO2, "zero2", world_size)
+
+
+def test_trains_as_fully_shard():
+    def fn():
+        torch.set_num_threads(1)
+        rank, (optimizer_class, options) = dist.get_rank(), ADAMW
+        ours, theirs = Decoder(), Decoder()
+        zero = ZeRO2(ours, optimizer_class, bucket_bytes=BUCKET, **options)
+        theirs.load_state_dict(ours.state_dict())
+        fully_shard(theirs, reshard_after_forward=False)
+        optimizer = optimizer_class(theirs.parameters(), **options)
+        losses = []
+        for n in range(STEPS):
+            loss = ours(n, rank, 0)
+            zero.backward(loss)
+            zero.step()
+            zero.zero_grad()
+            their_loss = theirs(n, rank, 0)
+            their_loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append((loss.item(), their_loss.item()))
+        whole = {name: value.full_tensor() for name, value in theirs.state_dict().items()}
+        return losses, ours.state_dict(), whole
+
+    for losses, ours, theirs in ranks.run(fn, world_size=3):
+        close(*zip(*losses, strict=True), "losses", 1e-5)
+        close(ours, theirs, "parameters", 1e-4)
+
+
+def test_a_gradient_is_freed_before_the_next_one_comes():
+    """No view and no closure keeps the storage of a whole gradient, nor more than some buckets."""
+
+    def fn():
+        torch.set_num_threads(1)
+        model = Decoder()
+        storages, alive, filled = [], [], []
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(
+                lambda p: storages.append(StorageWeakRef(p.grad.untyped_storage()))
+            )
+        zero = ZeRO2(model, torch.optim.SGD, bucket_bytes=BUCKET)
+
+        def look(parameter):
+            alive.append(sum(not storage.expired() for storage in storages))
+            buckets = [f for f in [*zero.to_issue, *zero.under_way] if f.whole is not None]
+            filled.append(storage_bytes(filling.whole for filling in buckets))
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(look)
+        for micro in range(2):
+            zero.backward(model(0, dist.get_rank(), micro))
+        return len(storages), set(alive), max(filled)
+
+    for seen, alive, filled in ranks.run(fn, world_size=2):
+        assert seen == 2 * len(list(Decoder().parameters())) == 24
+        assert alive <= {0, 1}, alive  # backward itself may still have the one at hand
+        assert filled <= (UNDER_WAY + 2) * BUCKET
+
+
+def test_buckets_leave_while_backward_goes_on():
+    def fn():
+        torch.set_num_threads(1)
+        model = Decoder()
+        zero = ZeRO2(model, torch.optim.SGD, bucket_bytes=BUCKET)
+        issued = []
+        embedding = model.llama.model.embed_tokens.weight  # the last to get its gradient
+        embedding.register_hook(lambda gradient: issued.append(len(ranks.entries())))
+        before = len(ranks.entries())
+        zero.backward(model(0, dist.get_rank(), 0))
+        return issued[0] - before, len(ranks.entries()) - before
+
+    for early, all_of_them in ranks.run(fn, world_size=2):
+        assert (early, all_of_them) == (3, 6)  # the embedding lies in the last three
+
+
+def test_gradients_are_the_shards_of_their_mean_over_ranks_summed_over_micro_batches():
+    def fn():
+        torch.set_num_threads(1)
+        model = Decoder()
+        zero = ZeRO2(model, torch.optim.SGD)
+        for micro in range(2):
+            zero.backward(model(0, dist.get_rank(), micro))
+        loss = sum(model(0, rank, micro) for rank in range(3) for micro in range(2)) / 3
+        means = torch.autograd.grad(loss, list(model.parameters()))
+        return zero.gradients, torch.cat([mean.flatten() for mean in means[::-1]])
+
+    results = ranks.run(fn, world_size=3)
+    whole = torch.cat([gradients for gradients, _ in results])
+    for _, expected in results:
+        torch.testing.assert_close(whole[: expected.numel()], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_backward_that_it_does_not_know_of_is_refused():
+    def directly():
+        model = Decoder()
+        ZeRO2(model, torch.optim.SGD)
+        model(0, 0, 0).backward()
+
+    def twice():
+        weight = torch.nn.Linear(2, 2, bias=False)
+        zero = ZeRO2(weight, torch.optim.SGD)
+        loss = torch.utils.checkpoint.checkpoint(
+            lambda x: weight(weight(x)), torch.ones(2, requires_grad=True), use_reentrant=True
+        )
+        zero.backward((loss + weight(torch.ones(2))).sum())
+
+    for fn in (directly, twice):
+        with pytest.raises(ranks.RankError, match="did not await") as caught:
+            ranks.run(fn, world_size=2)
+        assert isinstance(caught.value.__cause__, CourseError)
