@@ -11,10 +11,9 @@ import re
 import sys
 import sysconfig
 
-import course_lib
 from course_lib.ranks.protocol import Frame
 
-COURSE = os.path.dirname(course_lib.__file__)
+COURSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LIBRARIES = tuple(
     {os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")}
     | {os.path.join(os.path.dirname(os.__file__), "")}

@@ -5,9 +5,10 @@ import sys
 
 LIMIT = 240  # seconds; each rank loads torch
 
+# Prints are flushed: torchrun ends the other ranks, and what they still hold is lost.
 SCRIPT = """
-import torch, torch.distributed as dist
-from course_lib import ranks
+import functools, torch, torch.distributed as dist
+from course_lib import ranks; print = functools.partial(print, flush=True)
 
 def fn(shift):
     x = torch.full((3,), dist.get_rank() + shift)
