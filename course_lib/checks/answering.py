@@ -22,6 +22,8 @@ from course_lib.checks.exercise import Answer, Case, call
 from course_lib.checks.plain import NotPlain, Plain, plain
 from course_lib.ranks import RankError
 
+_WATCHED: ContextVar[tuple[frozenset[str], list[str]]] = ContextVar("watched")
+
 
 @dataclass(frozen=True)
 class Raised:
@@ -78,9 +80,6 @@ def _outcome(answer: Answer, case: Case, run: Callable, off_limits: Sequence[str
         except BaseException as error:  # sys.exit() too: an outcome comes back
             raised = Raised(_type(error), str(error), _line(error, answer))
     return Outcome(value, raised, called[0] if called else "", printed.getvalue()[-2000:])
-
-
-_WATCHED: ContextVar[tuple[frozenset[str], list[str]]] = ContextVar("watched")
 
 
 @contextlib.contextmanager

@@ -53,6 +53,16 @@ def buckets(sizes: Sequence[int], cap: int, first_cap: int | None = None) -> lis
     return [bucket for bucket in made if bucket]
 
 
+def caps(cap: int, first_cap: int | None) -> tuple[int, int]:
+    """The caps of a job's buckets and of its first, where None was given for that.
+
+    As in DDP, a first bucket has a cap of its own only where the others have the default.
+    """
+    if first_cap is None:
+        first_cap = FIRST_BUCKET_BYTES if cap == BUCKET_BYTES else cap
+    return cap, first_cap
+
+
 def in_use_order(model: ModelSpec) -> tuple[TensorSpec, ...]:
     """The parameter tensors in the order in which forward uses them.
 

@@ -24,7 +24,7 @@ Sources: ZeRO, arXiv 1910.02054, section 7; PyTorch, torch/distributed/fsdp/_ful
 
 from collections.abc import Iterator
 
-from course_lib.comm.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, buckets, in_use_order
+from course_lib.comm.buckets import BUCKET_BYTES, buckets, caps, in_use_order
 from course_lib.comm.plan import Line, Plan
 from course_lib.comm.units import units
 from course_lib.specs import DTYPE_BYTES, PRECISIONS, Collective, ModelSpec, Recipe, Strategy
@@ -53,8 +53,8 @@ def step(
     tensor is taken to be, in proportion.
     """
     if strategy.name == "ddp":
-        caps = _caps(bucket_bytes, first_bucket_bytes, first_step)
-        lines = [_all_reduced(model, recipe, strategy, *caps)]
+        both = (NO_CAP, NO_CAP) if first_step else caps(bucket_bytes, first_bucket_bytes)
+        lines = [_all_reduced(model, recipe, strategy, *both)]
     elif strategy.name in ("zero1", "zero2"):
         lines = _flat(model, recipe, strategy)
     else:
@@ -83,16 +83,8 @@ def title(model: ModelSpec, recipe: Recipe, strategy: str, gpus: int) -> str:
     )
 
 
-def _caps(cap: int, first_cap: int | None, first_step: bool) -> tuple[int, int | None]:
-    if first_step:
-        return NO_CAP, None
-    if first_cap is None and cap == BUCKET_BYTES:
-        return cap, FIRST_BUCKET_BYTES
-    return cap, first_cap
-
-
 def _all_reduced(
-    model: ModelSpec, recipe: Recipe, strategy: Strategy, cap: int, first_cap: int | None
+    model: ModelSpec, recipe: Recipe, strategy: Strategy, cap: int, first_cap: int
 ) -> Line:
     itemsize = DTYPE_BYTES[PRECISIONS[recipe.precision].gradients]
     gradients = trained([tensor.numel for tensor in in_use_order(model)], recipe)[::-1]

@@ -18,13 +18,15 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
 def model_state_bytes(model: torch.nn.Module, optimizer) -> dict[str, int]:
     """Live bytes of parameters, gradients and optimizer states.
 
-    `optimizer` is a torch optimizer, or anything with a `state_tensors()` that lists what it holds.
-    Gradients are counted as they are now: after backward, before they are set to None.
+    `optimizer` is a torch optimizer, or anything with a `state_tensors()` that lists what it holds,
+    and a `gradient_tensors()` where it keeps gradients of its own. Gradients are counted as they
+    are now: after backward, before they are set to None.
     """
     parameters = list(model.parameters())
+    kept = optimizer.gradient_tensors() if hasattr(optimizer, "gradient_tensors") else []
     return {
         "parameters": storage_bytes(parameters),
-        "gradients": storage_bytes(p.grad for p in parameters if p.grad is not None),
+        "gradients": storage_bytes([*(p.grad for p in parameters if p.grad is not None), *kept]),
         "optimizer_states": storage_bytes(state_tensors(optimizer)),
     }
 

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_lib.comm.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, buckets
+from course_lib.comm.buckets import BUCKET_BYTES, buckets, caps
 from course_lib.errors import CourseError
 
 BROADCAST_BYTES = 250 * 2**20  # what a broadcast copies into one message, as PyTorch does
@@ -66,10 +66,8 @@ class DDP(nn.Module):
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        if first_bucket_bytes is None and bucket_bytes == BUCKET_BYTES:
-            first_bucket_bytes = FIRST_BUCKET_BYTES
         self.module = module
-        self.caps = bucket_bytes, first_bucket_bytes
+        self.caps = caps(bucket_bytes, first_bucket_bytes)
         self.group = process_group or dist.group.WORLD
         self.synchronizing = True  # not inside no_sync
         self.sends = True  # will the next backward synchronise? The forward before it decides

@@ -9,27 +9,18 @@ from torch import nn
 from zero_cases import (
     ADAMW,
     STEPS,
+    WORLDS,
     Decoder,
     Net,
     by_decay,
     check_bytes_and_collectives,
     check_training,
     close,
+    one_thread,  # noqa: F401 (a fixture)
 )
 
 from course_lib import ranks
 from course_lib.sharded.zero1 import ZeRO1
-
-WORLDS = (1, 2, 3, 4, 8)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Tensors this small gain nothing from two threads, and lose much where others are at work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("world_size", WORLDS)

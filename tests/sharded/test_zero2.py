@@ -5,7 +5,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
-from zero_cases import ADAMW, STEPS, Decoder, check_bytes_and_collectives, check_training, close
+from zero_cases import (
+    ADAMW,
+    STEPS,
+    WORLDS,
+    Decoder,
+    check_bytes_and_collectives,
+    check_training,
+    close,
+    one_thread,  # noqa: F401 (a fixture)
+)
 
 from course_lib import ranks
 from course_lib.errors import CourseError
@@ -13,16 +22,6 @@ from course_lib.measure import storage_bytes
 from course_lib.sharded.zero2 import UNDER_WAY, ZeRO2
 
 BUCKET = 4_000  # bytes: the model fills six
-WORLDS = (1, 2, 3, 4, 8)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Tensors this small gain nothing from two threads, and lose much where others are at work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
