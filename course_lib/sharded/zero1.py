@@ -32,6 +32,7 @@ from torch import nn
 from course_lib.comm.buckets import BUCKET_BYTES
 from course_lib.errors import CourseError
 from course_lib.sharded.flat import Bucket, Flat, Part
+from course_lib.sharded.norm import clip, global_norm
 
 
 class ZeRO1:
@@ -97,10 +98,9 @@ class ZeRO1:
         Where that is inf or nan, so is a gradient on some rank, and nothing has been updated.
         """
         gradients = self._mean_gradients()  # [S]
-        norm = self._global_norm(gradients)
+        norm = global_norm(gradients)
         if norm < float("inf"):  # nan is not
-            if self.max_norm is not None:
-                gradients *= min(self.max_norm / (norm + 1e-6), 1.0)
+            clip([gradients], norm, self.max_norm)
             self._all_gather(self._update(gradients))
         return norm
 
@@ -157,15 +157,6 @@ class ZeRO1:
         """Into a bucket, a part of this rank's gradients, divided by N: the sum is the mean."""
         gradient = part.of(part.parameter.grad).to(whole.dtype)
         torch.mul(gradient, 1 / self.world_size, out=whole[part.place])
-
-    def _global_norm(self, shard: torch.Tensor) -> float:
-        """The norm of the gradients of which each rank has a shard. Padding is 0 and adds nothing.
-
-        In fp64, where the square of any finite gradient is finite.
-        """
-        squares = torch.linalg.vector_norm(shard, dtype=torch.float64).square()
-        dist.all_reduce(squares)
-        return squares.sqrt().item()
 
     def _update(self, gradients: torch.Tensor) -> torch.Tensor:
         """Let the optimizer update this rank's shard: the new values [S]."""

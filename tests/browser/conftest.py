@@ -45,6 +45,7 @@ def lab(tmp_path_factory) -> str:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "course_lib.cli", "lab", "--no-browser", "--port", str(port)]
     command += ["--ServerApp.port_retries=0", "--IdentityProvider.token=", "--ip=127.0.0.1"]
+    command += ["--LabApp.expose_app_in_browser=True"]
     log = (root / "lab.log").open("wb")
     settings = root / "settings"
     environment = os.environ | {

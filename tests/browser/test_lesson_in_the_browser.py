@@ -3,11 +3,13 @@
 Set COURSE_SCREENSHOTS to a folder to keep pictures of what the test sees.
 """
 
+import contextlib
 import inspect
 import os
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Error
 
 CHECK = "01-block"
 SOLUTION = """def block_parameters(config):
@@ -15,7 +17,7 @@ SOLUTION = """def block_parameters(config):
     kv = h * config["num_key_value_heads"] // config["num_attention_heads"]
     return 2 * h * h + 2 * h * kv + 3 * h * i + 2 * h
 """
-IDLE = '.jp-Notebook-ExecutionIndicator[data-status="idle"]'
+KERNEL = "window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status"
 BUSY = 240_000  # ms, for the slowest cell on two cores
 
 
@@ -25,13 +27,18 @@ def picture(page, name: str) -> None:
 
 
 def open_lesson(page, lab: str, name: str) -> None:
-    # A JupyterLab that is slow to list its kernels asks for one, whatever the notebook says.
-    dialog = page.locator(".jp-Dialog").filter(has_text="Select Kernel")
-    page.add_locator_handler(dialog, lambda: dialog.get_by_role("button", name="Select").click())
-    # A workspace of its own: JupyterLab would open again what the test before had open.
-    page.goto(f"{lab}/lab/workspaces/{name}/tree/{name}/{name}.ipynb", timeout=BUSY)
-    page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=BUSY)
-    until(page, lambda: page.locator(IDLE).count())
+    """In a workspace of its own: JupyterLab would open again what the test before had open.
+
+    The notebook is opened when the kernels are listed, as JupyterLab may ask for one before.
+    """
+    page.set_default_timeout(BUSY)
+    page.goto(f"{lab}/lab/workspaces/{name}")
+    until(page, lambda: page.evaluate("!!window.jupyterapp?.serviceManager.kernelspecs.specs"))
+    page.evaluate(
+        "path => void jupyterapp.commands.execute('docmanager:open', { path })",
+        f"{name}/{name}.ipynb",
+    )
+    until(page, lambda: page.evaluate(KERNEL) == "idle")
 
 
 def run_all(page) -> None:
@@ -41,7 +48,6 @@ def run_all(page) -> None:
     kernel has been idle for a while and cells have no number.
     """
     prompts = page.locator(".jp-CodeCell .jp-InputPrompt")
-    idle = page.locator(IDLE)
     for _ in range(3):
         page.get_by_role("menuitem", name="Run", exact=True).click()
         page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
@@ -50,7 +56,7 @@ def run_all(page) -> None:
             page.wait_for_timeout(1000)
             if all(any(map(str.isdigit, text)) for text in prompts.all_inner_texts()):
                 return
-            quiet = quiet + 1 if idle.count() else 0
+            quiet = quiet + 1 if page.evaluate(KERNEL) == "idle" else 0
     raise AssertionError(f"cells that did not run: {prompts.all_inner_texts()}")
 
 
@@ -59,8 +65,17 @@ def until(page, condition, seconds: int = BUSY // 1000) -> None:
     for _ in range(seconds):
         if condition():
             return
+        choose_a_kernel(page)
         page.wait_for_timeout(1000)
     raise AssertionError(f"not so after {seconds} s: {inspect.getsource(condition).strip()}")
+
+
+def choose_a_kernel(page) -> None:
+    """A JupyterLab whose kernel was slow to start asks which one to take: the notebook's."""
+    asked = page.locator(".jp-Dialog").filter(has_text="Select Kernel")
+    for button in asked.get_by_role("button", name="Select").all():
+        with contextlib.suppress(Error):  # the dialog went away meanwhile
+            button.click(timeout=5000, no_wait_after=True)
 
 
 def cell_with(page, text: str):
