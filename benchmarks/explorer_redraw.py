@@ -1,16 +1,21 @@
-"""How long a redraw of the memory ledger explorer takes, beside the cost of its picture alone.
+"""How long a redraw of an explorer takes, beside the cost of an empty picture and of its numbers.
 
 python benchmarks/explorer_redraw.py
 """
 
 import statistics
 import time
+from functools import partial
 
 from course_lib import explorers
-from course_lib.explorers import memory
 from course_lib.figures.image import image_html, new_figure
 
 RUNS = 40
+EXPLORERS = {
+    "memory_ledger": explorers.memory_ledger(),
+    "ladder": explorers.ladder(),
+    "ladder of llama3-405b": explorers.ladder(model="llama3-405b"),
+}
 
 
 def median_ms(action) -> float:
@@ -23,12 +28,13 @@ def median_ms(action) -> float:
     return 1000 * statistics.median(times)
 
 
-explorer = explorers.memory_ledger()
-slider = explorer.controls["ranks"]
+def move(explorer, run: int) -> None:
+    explorer.controls["ranks"].index = (run + 1) % 13
 
 
-def move(run: int) -> None:
-    slider.index = run % 13
+def numbers_only(explorer, run: int) -> None:
+    values = {name: control.value for name, control in explorer.controls.items()}
+    explorer._compute(**values | {"ranks": 2 ** (run % 13)})
 
 
 def empty_figure(run: int) -> None:
@@ -37,11 +43,9 @@ def empty_figure(run: int) -> None:
     image_html(figure, "nothing")
 
 
-def numbers_only(run: int) -> None:
-    memory.compute("llama3-8b", "zero-fp16", "adamw", "zero1", 2 ** (run % 13), "h100-sxm-80")
-
-
-redraw, empty, compute = median_ms(move), median_ms(empty_figure), median_ms(numbers_only)
-print(f"redraw (compute, draw, table)      {redraw:6.1f} ms, median of {RUNS}")
-print(f"an empty matplotlib figure as SVG  {empty:6.1f} ms: redraw is {redraw / empty:.2f} of it")
-print(f"compute alone                      {compute:6.1f} ms")
+empty = median_ms(empty_figure)
+print(f"an empty matplotlib figure as SVG  {empty:6.1f} ms, medians of {RUNS}")
+for name, explorer in EXPLORERS.items():
+    redraw, compute = (median_ms(partial(action, explorer)) for action in (move, numbers_only))
+    print(f"{name}: redraw (compute, draw, table)  {redraw:6.1f} ms, {redraw / empty:.2f} of it")
+    print(f"{name}: compute alone                  {compute:6.1f} ms")

@@ -16,11 +16,12 @@ def seconds(collective: Collective, network: Network, algorithm: str = "ring") -
 
 def step_seconds(plan: Plan, network: Network, algorithm: str = "ring") -> float:
     """Seconds that a step's collectives take one after another, with nothing overlapped."""
-    return sum(
-        line.rounds * (network.between if line.between_nodes else network).seconds(each, algorithm)
-        for line in plan.lines
-        for each in line.collectives
-    )
+    total = 0.0
+    for line in plan.lines:
+        links = network.between if line.between_nodes else network
+        round_of = sum(times * links.seconds(each, algorithm) for each, times in line.runs)
+        total += line.rounds * round_of
+    return total
 
 
 def crossover(kind: str, ranks: int, network: Network, algorithm: str = "ring") -> float:

@@ -1,6 +1,7 @@
 """A plan: the collectives that one rank issues in one optimizer step, line by line."""
 
 from dataclasses import dataclass
+from itertools import repeat
 
 from course_lib.specs import Collective
 
@@ -12,6 +13,9 @@ class Line:
     `collectives` are those of one round: of each micro-batch, or of the step, as `per` says; there
     are `rounds` of them in a step. `why` is a sentence for a learner. Where `between_nodes`, each
     rank of the group is on another node, and the ranks of a node do the same at the same time.
+
+    A large model has very many buckets that are all alike, which stand in `collectives` once:
+    `times` says how often each is issued in a row, () where that is once each. See `runs`.
     """
 
     collectives: tuple[Collective, ...]
@@ -19,20 +23,31 @@ class Line:
     per: str = "step"
     rounds: int = 1
     between_nodes: bool = False
+    times: tuple[int, ...] = ()
 
     @property
     def kind(self) -> str:
         return self.collectives[0].kind
 
     @property
+    def runs(self) -> tuple[tuple[Collective, int], ...]:
+        """Each collective of a round, and how many times it is issued in a row."""
+        return tuple(zip(self.collectives, self.times or repeat(1), strict=False))
+
+    @property
+    def in_a_round(self) -> int:
+        """How many collectives a round has of this line."""
+        return sum(times for _, times in self.runs)
+
+    @property
     def count(self) -> int:
         """How many collectives a step has of this line."""
-        return self.rounds * len(self.collectives)
+        return self.rounds * self.in_a_round
 
     @property
     def bytes_per_rank(self) -> int:
         """Bytes that pass through a rank in a step, in each direction: see specs.Collective."""
-        return self.rounds * sum(collective.bytes_per_rank for collective in self.collectives)
+        return self.rounds * sum(each.bytes_per_rank * times for each, times in self.runs)
 
 
 @dataclass(frozen=True, repr=False)

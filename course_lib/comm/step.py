@@ -3,11 +3,12 @@
 ddp    Every rank has all gradients of its own micro-batches. Once a step, an all_reduce of each
        bucket averages them (under `no_sync` until the last micro-batch).
 zero1  Once a step, a reduce_scatter gives each rank the average of the shard that it updates; then
-       an all_gather gives all ranks all that was updated. One flat buffer.
+       an all_gather gives all ranks all that was updated: bucket by bucket of one flat space.
 zero2  A rank keeps its shard of the gradients alone, so every micro-batch is reduce-scattered.
-zero3  A rank keeps its shard of the parameters too. Every micro-batch gathers each tensor for
-       forward, gathers it again for backward, and reduce-scatters its gradient.
-fsdp   As zero3, but by units. The root unit is not gathered again; nor is any where
+zero3  A rank keeps its shard of the parameters too. Every micro-batch gathers each unit (tensors
+       that are needed together, see comm.units) for forward, gathers it again for backward, and
+       reduce-scatters its gradients.
+fsdp   As zero3, by units of its own. The root unit is not gathered again; nor is any where
        reshard_after_forward is False.
 hsdp   As fsdp within a node; then an all_reduce averages each shard's gradient between nodes.
 
@@ -22,12 +23,13 @@ bytes; DDP does issue them, fully_shard leaves them out.
 Sources: ZeRO, arXiv 1910.02054, section 7; PyTorch, torch/distributed/fsdp/_fully_shard.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from course_lib.comm.buckets import BUCKET_BYTES, buckets, caps, in_use_order
 from course_lib.comm.plan import Line, Plan
 from course_lib.comm.units import units
 from course_lib.specs import DTYPE_BYTES, PRECISIONS, Collective, ModelSpec, Recipe, Strategy
+from course_lib.specs.checking import whole
 from course_lib.specs.padding import flat_shard
 
 GATHERED_AS = {"fsdp-bf16": "bf16"}  # precision: dtype in which parameters are gathered
@@ -45,9 +47,9 @@ def step(
 ) -> Plan:
     """The collectives of one step, on the rank that moves most.
 
-    `bucket_bytes` and `first_bucket_bytes` are the caps of ddp's buckets. As in DDP, the first
-    bucket's is 1 MiB where `bucket_bytes` is the default, else the same as the others'. The plan is
-    that of the steady state; with `first_step`, ddp has one bucket of all gradients.
+    `bucket_bytes` is the cap of the buckets of ddp, zero1 and zero2, `first_bucket_bytes` that of
+    ddp's first: as in DDP 1 MiB where `bucket_bytes` is the default, else the same as the others'.
+    The plan is that of the steady state; with `first_step`, ddp has one bucket of all gradients.
 
     Frozen parameters have no gradients. A fraction does not say which tensors are trained, so each
     tensor is taken to be, in proportion.
@@ -56,7 +58,7 @@ def step(
         both = (NO_CAP, NO_CAP) if first_step else caps(bucket_bytes, first_bucket_bytes)
         lines = [_all_reduced(model, recipe, strategy, *both)]
     elif strategy.name in ("zero1", "zero2"):
-        lines = _flat(model, recipe, strategy)
+        lines = _flat(model, recipe, strategy, bucket_bytes)
     else:
         lines = _gathered(model, recipe, strategy)
     issued = tuple(line for line in lines if line.collectives)
@@ -96,19 +98,30 @@ def _all_reduced(
     )
 
 
-def _flat(model: ModelSpec, recipe: Recipe, strategy: Strategy) -> Iterator[Line]:
+def _flat(
+    model: ModelSpec, recipe: Recipe, strategy: Strategy, bucket_bytes: int
+) -> Iterator[Line]:
+    """Each bucket has a piece of every rank's shard. All but the last are full, and so are alike.
+
+    What fills one is `bucket_bytes` of parameters; gradients are cut in the same places.
+    """
+    whole("bucket_bytes", bucket_bytes)
     precision, ranks = PRECISIONS[recipe.precision], strategy.gpus
     shard = flat_shard(recipe.trained(model.parameters), ranks)
-    shards = [shard] if shard else []
+    piece = max(bucket_bytes // DTYPE_BYTES[precision.parameters] // ranks, 1)  # elements
+    cut = ((piece, shard // piece), (shard % piece, 1))
+    pieces = {size: times for size, times in cut if size * times}
     rounds = (MICRO_BATCH, recipe.grad_accum) if strategy.name == "zero2" else ("step", 1)
     yield Line(
-        _each("reduce_scatter", shards, precision.gradients, ranks),
-        "gradients, averaged; each rank keeps its shard",
+        _each("reduce_scatter", pieces, precision.gradients, ranks),
+        "buckets of gradients, averaged into shards",
         *rounds,
+        times=tuple(pieces.values()),
     )
     yield Line(
-        _each("all_gather", shards, precision.parameters, ranks),
-        "parameters, each rank's updated shard to all",
+        _each("all_gather", pieces, precision.parameters, ranks),
+        "buckets of updated parameters, to all ranks",
+        times=tuple(pieces.values()),
     )
 
 
@@ -117,7 +130,6 @@ def _gathered(model: ModelSpec, recipe: Recipe, strategy: Strategy) -> Iterator[
     gathered = GATHERED_AS.get(recipe.precision, precision.parameters)
     reduced = GATHERED_AS.get(recipe.precision, precision.gradients)
     each_time = (MICRO_BATCH, recipe.grad_accum)
-    what = "tensor" if strategy.name == "zero3" else "unit"
 
     cut = units(model, strategy)
     shards = [unit.shard for unit in cut]
@@ -125,7 +137,7 @@ def _gathered(model: ModelSpec, recipe: Recipe, strategy: Strategy) -> Iterator[
     gradients = _trained_shards(shards, model.parameters, recipe)
     yield Line(
         _each("all_gather", shards, gathered, ranks),
-        f"parameters of each {what}, for forward",
+        "parameters of each unit, for forward",
         *each_time,
     )
     yield Line(
@@ -135,7 +147,7 @@ def _gathered(model: ModelSpec, recipe: Recipe, strategy: Strategy) -> Iterator[
     )
     yield Line(
         _each("reduce_scatter", gradients, reduced, ranks),
-        f"gradients of each {what}, averaged into shards",
+        "gradients of each unit, averaged into shards",
         *each_time,
     )
     if strategy.name == "hsdp":
@@ -148,7 +160,7 @@ def _gathered(model: ModelSpec, recipe: Recipe, strategy: Strategy) -> Iterator[
         )
 
 
-def _each(kind: str, shards: list[int], dtype: str, ranks: int) -> tuple[Collective, ...]:
+def _each(kind: str, shards: Iterable[int], dtype: str, ranks: int) -> tuple[Collective, ...]:
     """One collective for each shard, whose buffer is the shards of all ranks."""
     return tuple(Collective(kind, ranks * shard, DTYPE_BYTES[dtype], ranks) for shard in shards)
 

@@ -41,7 +41,7 @@ def html(plan: Plan) -> str:
 
 def _count(line: Line) -> str:
     """The count; '4 × 9' for nine in each of four micro-batches."""
-    each = f"{len(line.collectives):,}"
+    each = f"{line.in_a_round:,}"
     return f"{line.rounds:,} × {each}" if line.rounds > 1 else each
 
 

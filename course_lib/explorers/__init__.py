@@ -1,7 +1,8 @@
 """Explorers: a few sliders over a pure function. `base` says how one is made."""
 
 from course_lib.explorers.buckets import bucket_overlap
+from course_lib.explorers.ladder import ladder
 from course_lib.explorers.memory import memory_ledger
 from course_lib.explorers.network import network_price
 
-__all__ = ["bucket_overlap", "memory_ledger", "network_price"]
+__all__ = ["bucket_overlap", "ladder", "memory_ledger", "network_price"]

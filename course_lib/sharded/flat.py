@@ -1,8 +1,8 @@
 """The flat space of ZeRO-1 and 2: all trained parameters end to end, cut for N ranks.
 
 These stages do not care where a tensor ends. They lay the P elements of all trained parameters end
-to end and pad them to N·S, where S = ceil(P/N). No rank holds that space as one buffer; it says
-which rank owns which element, and what travels together. For N = 3:
+to end, in one buffer of which each parameter is a view, and pad them, in thought, to N·S, where
+S = ceil(P/N). That says which rank owns which element, and what travels together. For N = 3:
 
     parameters | head           | norm | down_proj         | up_proj     | ... | embedding   |0|
     buckets    |        0        |        1        |        2        | ... |        k        |
@@ -47,15 +47,22 @@ class Bucket:
     """What one collective moves: `size` elements, of which `in_shard` is a rank's piece."""
 
     size: int
+    start: int  # in the flat space
     in_shard: slice
     parts: tuple[Part, ...]
+
+    @property
+    def filled(self) -> int:
+        """How many elements it has, without padding."""
+        return self.parts[-1].place.stop if self.parts else 0
 
 
 class Flat:
     """The flat space of some groups of parameters, as one rank sees it.
 
-    `shard_size` is S, `buckets` are in order, and `stretches` says where each group lies in this
-    rank's shard. A bucket holds at most `bucket_bytes` of parameters, but one element of each rank.
+    `values` [P] are the parameters, which become views of it. `shard_size` is S, `buckets` are in
+    order, and `stretches` says where each group lies in this rank's shard. A bucket holds at most
+    `bucket_bytes` of parameters, but one element of each rank.
 
     Errors: CourseError where there is no parameter, where they differ in dtype, and where one is
     not contiguous.
@@ -70,32 +77,33 @@ class Flat:
     ) -> None:
         self.parameters = [p for group in groups for p in reversed(group)]
         self.dtype = _common_dtype(self.parameters)
-        total = sum(p.numel() for p in self.parameters)
-        self.shard_size = flat_shard(total, world_size)
+        self.values = torch.cat([p.detach().reshape(-1) for p in self.parameters])
+        sizes = [p.numel() for p in self.parameters]
+        for parameter, values in zip(self.parameters, self.values.split(sizes), strict=True):
+            parameter.data = values.view_as(parameter)
+        self.shard_size = flat_shard(sum(sizes), world_size)
         piece = max(bucket_bytes // self.dtype.itemsize // world_size, 1)
 
         self.buckets: list[Bucket] = []
-        self._own: list[tuple[Part, ...]] = []  # of each bucket, what this rank owns
-        pieces: list[range] = []  # of this rank, in the flat space
+        self._pieces: list[range] = []  # of this rank, in the flat space
         for start in range(0, self.shard_size, piece):
             stop = min(start + piece, self.shard_size)
             bucket = range(world_size * start, world_size * stop)
-            pieces.append(bucket[rank * (stop - start) :][: stop - start])
-            self._own.append(self._parts(pieces[-1]))
-            self.buckets.append(Bucket(len(bucket), slice(start, stop), self._parts(bucket)))
+            self._pieces.append(bucket[rank * (stop - start) :][: stop - start])
+            parts = self._parts(bucket)
+            self.buckets.append(Bucket(len(bucket), bucket.start, slice(start, stop), parts))
 
         ends = accumulate(sum(p.numel() for p in group) for group in groups)
-        cuts = [sum(len(own[: max(end - own.start, 0)]) for own in pieces) for end in ends]
+        cuts = [sum(len(own[: max(end - own.start, 0)]) for own in self._pieces) for end in ends]
         cuts[-1] = self.shard_size  # padding goes with the last group
         self.stretches = [slice(a, b) for a, b in pairwise([0, *cuts])]
 
     def shard(self) -> torch.Tensor:
         """A copy of this rank's shard of the parameters [S], zeros for padding."""
-        shard = self.parameters[0].detach().new_zeros(self.shard_size)
-        for bucket, parts in zip(self.buckets, self._own, strict=True):
-            piece = shard[bucket.in_shard]
-            for part in parts:
-                piece[part.place] = part.of(part.parameter)
+        shard = self.values.new_zeros(self.shard_size)
+        for bucket, piece in zip(self.buckets, self._pieces, strict=True):
+            own = self.values[piece.start : piece.stop]
+            shard[bucket.in_shard][: own.numel()] = own
         return shard
 
     def layout(self) -> dict:

@@ -19,7 +19,7 @@ Why does it save? They are the most of it, 12 of 16 bytes per parameter where Ad
 and only the update needs them, which goes element by element: an owner needs nobody else's.
 Why does it cost? For P elements a reduce_scatter and an all_gather move P each, as much as the
 all_reduce that they replace. But the all_gather can begin only after the update, when there is no
-backward left to hide it; and buckets to gather into come on top, one at a time.
+backward left to hide it; and a bucket of gradients to reduce from comes on top.
 """
 
 from collections import Counter
@@ -82,7 +82,7 @@ class ZeRO1:
         self.masters = self.flat.shard().float() if low else None  # [S]
         dtype = torch.float32 if low else self.flat.dtype
         self.updated = [
-            nn.Parameter(torch.empty(0, dtype=dtype, device=self.flat.parameters[0].device))
+            nn.Parameter(torch.empty(0, dtype=dtype, device=self.flat.values.device))
             for _ in groups
         ]
         groups = [{**g, "params": [p]} for g, p in zip(groups, self.updated, strict=True)]
@@ -139,24 +139,28 @@ class ZeRO1:
         """The mean over ranks of this rank's shard of the gradients: [S]."""
         shard = self._zeros(self.flat.shard_size)
         for bucket in self.flat.buckets:
-            self._reduce_scatter(bucket, shard[bucket.in_shard])
+            whole = self._new(bucket)
+            for part in bucket.parts:
+                self._put_in(whole, part)
+            dist.reduce_scatter_single(shard[bucket.in_shard], whole)
         return shard
 
-    def _reduce_scatter(self, bucket: Bucket, piece: torch.Tensor) -> None:
-        """Into `piece`, what is this rank's of the mean gradients of `bucket`."""
-        whole = self._zeros(bucket.size)
-        for part in bucket.parts:
-            if part.parameter.grad is not None:
-                self._put_in(whole, part)
-        dist.reduce_scatter_single(piece, whole)
-
     def _zeros(self, elements: int) -> torch.Tensor:
-        return self.flat.parameters[0].new_zeros(elements, dtype=self.reduce_dtype)
+        return self.flat.values.new_zeros(elements, dtype=self.reduce_dtype)
+
+    def _new(self, bucket: Bucket) -> torch.Tensor:
+        """A buffer [bucket.size] for its gradients, zeros where it is padding."""
+        whole = self.flat.values.new_empty(bucket.size, dtype=self.reduce_dtype)
+        whole[bucket.filled :] = 0
+        return whole
 
     def _put_in(self, whole: torch.Tensor, part: Part) -> None:
         """Into a bucket, a part of this rank's gradients, divided by N: the sum is the mean."""
-        gradient = part.of(part.parameter.grad).to(whole.dtype)
-        torch.mul(gradient, 1 / self.world_size, out=whole[part.place])
+        if part.parameter.grad is None:
+            whole[part.place] = 0
+        else:
+            gradient = part.of(part.parameter.grad).to(whole.dtype)
+            torch.mul(gradient, 1 / self.world_size, out=whole[part.place])
 
     def _update(self, gradients: torch.Tensor) -> torch.Tensor:
         """Let the optimizer update this rank's shard: the new values [S]."""
@@ -171,16 +175,17 @@ class ZeRO1:
         return values
 
     @torch.no_grad()
-    def _all_gather(self, values: torch.Tensor) -> None:
-        """Overwrite the parameters with what all ranks have as `values`, each of its shard [S]."""
+    def _all_gather(self, shard: torch.Tensor) -> None:
+        """Overwrite the parameters with what all ranks have as `shard` [S], each of its own."""
         for bucket in self.flat.buckets:
-            self._write(bucket, values[bucket.in_shard].to(self.flat.dtype))
-
-    def _write(self, bucket: Bucket, piece: torch.Tensor) -> None:
-        whole = piece.new_empty(bucket.size)
-        dist.all_gather_single(whole, piece)
-        for part in bucket.parts:
-            part.of(part.parameter).copy_(whole[part.place])
+            piece = shard[bucket.in_shard].to(self.flat.dtype)
+            whole = self.flat.values[bucket.start :][: bucket.size]
+            if bucket.filled == bucket.size:
+                dist.all_gather_single(whole, piece)
+            else:  # the last bucket, whose padding has no place among the parameters
+                padded = piece.new_empty(bucket.size)
+                dist.all_gather_single(padded, piece)
+                whole.copy_(padded[: bucket.filled])
 
 
 def _check_all_once(groups: list[list[nn.Parameter]], model: nn.Module) -> None:

@@ -76,9 +76,8 @@ class ZeRO2(ZeRO1):
             for part in filling.bucket.parts:
                 self.awaited[part.parameter].append((filling, part))
         loss.backward()
-        self.awaited = {}
-        while self.to_issue:
-            self._issue()
+        for parameter in list(self.awaited):  # which had no part in this loss
+            self._on_completed(parameter)
         while self.under_way:
             self._collect()
 
@@ -101,9 +100,12 @@ class ZeRO2(ZeRO1):
                 "Backward completed a gradient that ZeRO-2 did not await, as it awaits each once: "
                 "call the backward(loss) of ZeRO2, and checkpoint with use_reentrant=False."
             )
+        self._on_completed(parameter)
+
+    def _on_completed(self, parameter: nn.Parameter) -> None:
         for filling, part in self.awaited.pop(parameter):
             if filling.whole is None:
-                filling.whole = self._zeros(filling.bucket.size)
+                filling.whole = self._new(filling.bucket)
             self._put_in(filling.whole, part)
             filling.to_come -= 1
         parameter.grad = None
@@ -115,8 +117,6 @@ class ZeRO2(ZeRO1):
         if len(self.under_way) == UNDER_WAY:
             self._collect()
         filling = self.to_issue.popleft()
-        if filling.whole is None:
-            filling.whole = self._zeros(filling.bucket.size)
         filling.piece = self._zeros(filling.bucket.size // self.world_size)
         filling.work = dist.reduce_scatter_single(filling.piece, filling.whole, async_op=True)
         self.under_way.append(filling)

@@ -17,6 +17,11 @@ SOLUTION = """def block_parameters(config):
     kv = h * config["num_key_value_heads"] // config["num_attention_heads"]
     return 2 * h * h + 2 * h * kv + 3 * h * i + 2 * h
 """
+OPEN = """async path => {
+    await jupyterapp.restored;
+    await jupyterapp.serviceManager.kernelspecs.ready;
+    await jupyterapp.commands.execute("docmanager:open", { path });
+}"""
 KERNEL = "window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status"
 BUSY = 240_000  # ms, for the slowest cell on two cores
 
@@ -33,11 +38,8 @@ def open_lesson(page, lab: str, name: str) -> None:
     """
     page.set_default_timeout(BUSY)
     page.goto(f"{lab}/lab/workspaces/{name}")
-    until(page, lambda: page.evaluate("!!window.jupyterapp?.serviceManager.kernelspecs.specs"))
-    page.evaluate(
-        "path => void jupyterapp.commands.execute('docmanager:open', { path })",
-        f"{name}/{name}.ipynb",
-    )
+    until(page, lambda: page.evaluate("'jupyterapp' in window"))
+    page.evaluate(OPEN, f"{name}/{name}.ipynb")
     until(page, lambda: page.evaluate(KERNEL) == "idle")
 
 

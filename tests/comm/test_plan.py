@@ -50,6 +50,17 @@ def test_the_table_in_words():
     assert max(map(len, repr(PLAN).splitlines())) <= 100
 
 
+def test_buckets_that_are_alike_stand_in_a_line_once():
+    plan = comm.step(LAB, Recipe("fp32", grad_accum=2), Strategy("zero2", 4), bucket_bytes=2**20)
+    scattered = plan.lines[0]
+    (full, often), (last, once) = scattered.runs
+    assert (often, once) == (94, 1) and last.elements < full.elements
+    assert scattered.in_a_round == 95 and scattered.count == 190
+    total = 2 * (94 * full.bytes_per_rank + last.bytes_per_rank)
+    assert scattered.bytes_per_rank == plan.to_dict()["per_step"][0]["bytes_per_rank"] == total
+    assert "2 × 95" in repr(plan).splitlines()[2]
+
+
 def test_one_rank_and_one_micro_batch_are_singular():
     plan = comm.step(LAB, Recipe(), Strategy("ddp"))
     assert "ddp on 1 rank, 1 micro-batch a step" in repr(plan)

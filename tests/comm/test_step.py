@@ -1,5 +1,7 @@
 """A step's plan against formulas, the ledger's shards, and sums by hand."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +9,16 @@ from hypothesis import strategies as st
 from course_lib import comm
 from course_lib.errors import CourseError
 from course_lib.ledger import model_states
-from course_lib.specs import PRECISIONS, SHARDED, Collective, Recipe, Strategy, model, models
+from course_lib.specs import (
+    PRECISIONS,
+    SHARDED,
+    Collective,
+    ModelSpec,
+    Recipe,
+    Strategy,
+    model,
+    models,
+)
 
 LAB = model("lab-25m")
 PAPER = model("paper-7.5b")
@@ -68,7 +79,7 @@ def test_units_and_buckets_leave_nothing_out_and_count_nothing_twice(name, strat
     spec, gpus = model(name), 4 * nodes
     plan = comm.step(spec, Recipe("fp32"), Strategy(strategy, gpus, 4))
     first = plan.lines[0]
-    elements = sum(collective.elements for collective in first.collectives)
+    elements = sum(collective.elements * times for collective, times in first.runs)
     widest = max((x.numel // x.shape[0] for x in spec.tensors()), default=1)
     padding = elements - spec.parameters
     assert 0 <= padding <= max(1, len(spec.tensors())) * gpus * widest
@@ -94,6 +105,47 @@ def test_fsdp_bf16_gathers_and_reduces_bf16(strategy):
     assert {each.itemsize for line in plan for each in line.collectives} == {2}
     (gradients,) = lines(Strategy("ddp", 4), Recipe("fsdp-bf16"))
     assert gradients.collectives[0].itemsize == 4
+
+
+# Buckets of a flat space
+
+
+@given(
+    st.integers(1, 3000),
+    st.integers(1, 9),
+    st.integers(1, 5000),
+    st.sampled_from(["fp32", "megatron-bf16", "pure-bf16"]),
+)
+def test_a_flat_space_is_cut_into_full_buckets_and_a_last_one(count, ranks, nbytes, precision):
+    """One after another, until nothing is left of a rank's shard."""
+    spec = ModelSpec("bare", "bare", count=count)
+    width = {"fp32": 4, "bf16": 2}[PRECISIONS[precision].parameters]
+    pieces, left = [], -(-count // ranks)
+    while left:
+        pieces.append(min(left, max(nbytes // width // ranks, 1)))
+        left -= pieces[-1]
+    for line in lines(Strategy("zero1", ranks), Recipe(precision), spec, bucket_bytes=nbytes):
+        issued = [each.elements for each, times in line.runs for _ in range(times)]
+        assert issued == [ranks * piece for piece in pieces]
+
+
+def test_micro_batches_repeat_zero2s_buckets_and_bytes_do_not_depend_on_them():
+    """lab-25m on 4 ranks: 24,771,152 padded elements of 4 bytes are four buckets of 25 MiB."""
+    for name, rounds in (("zero1", 1), ("zero2", 3)):
+        strategy, recipe = Strategy(name, 4), Recipe("fp32", grad_accum=3)
+        plan = comm.step(LAB, recipe, strategy)
+        assert plan.counts() == {"reduce_scatter": 4 * rounds, "all_gather": 4}
+        small = comm.step(LAB, recipe, strategy, bucket_bytes=2**20)
+        assert small.counts() == {"reduce_scatter": 95 * rounds, "all_gather": 95}
+        assert small.bytes_by_kind() == plan.bytes_by_kind()
+
+
+def test_many_buckets_are_counted_without_being_listed():
+    spec = ModelSpec("bare", "bare", count=10**15)
+    scattered, gathered = lines(Strategy("zero2", 64), Recipe("pure-bf16"), spec)
+    assert len(scattered.collectives) == len(gathered.collectives) == 2
+    assert scattered.count == gathered.count == -(-(10**15) // (64 * (25 * 2**20 // 2 // 64)))
+    assert scattered.bytes_per_rank == 63 * 10**15 // 64 * 2
 
 
 # Units
@@ -145,12 +197,25 @@ def test_coarser_units_are_fewer(least):
     assert coarser <= finer
 
 
-def test_zero3_gathers_tensor_by_tensor():
-    gather, again, reduce = lines(Strategy("zero3", 4))
-    numels = [each.elements for each in gather.collectives]
-    assert sorted(numels) == sorted(-(-x.numel // 4) * 4 for x in LAB.tensors())
+def test_zero3_gathers_blocks_and_what_is_beside_them_one_by_one():
+    gather, again, reduce = lines(Strategy("zero3", 7))
+    names = ["embed_tokens", *(f"layers.{i}." for i in range(8)), "model.norm", "lm_head"]
+    padded = [sum(-(-x.numel // 7) * 7 for x in LAB.tensors() if name in x.name) for name in names]
+    assert [each.elements for each in gather.collectives] == padded
     assert gather.collectives == again.collectives
-    assert [each.elements for each in reduce.collectives] == numels
+    assert [each.elements for each in reduce.collectives] == padded
+
+
+@pytest.mark.parametrize(("name", "own"), [("llama3-8b", 0), ("phi-2", 51_200)])
+def test_a_tied_head_is_in_the_unit_of_the_embedding(name, own):
+    """Phi's has a bias of its own, one element for each of its 51,200 tokens."""
+    spec = model(name)
+    tied = replace(spec, tied_embeddings=True)
+    first, *others, head = lines(Strategy("zero3", 1), spec=spec)[0].collectives
+    joined, *rest = lines(Strategy("zero3", 1), spec=tied)[0].collectives
+    assert rest == others
+    assert joined.elements == first.elements + own
+    assert head.elements == first.elements + own  # its weight has the shape of the embedding's
 
 
 # Frozen parameters
@@ -163,7 +228,7 @@ def test_frozen_parameters_have_no_gradients(trainable, ranks):
     for name in ("ddp", "zero1", "zero2"):
         moved = lines(Strategy(name, ranks), recipe)
         for line in moved:
-            elements = sum(each.elements for each in line.collectives)
+            elements = sum(each.elements * times for each, times in line.runs)
             assert trained <= elements < trained + ranks
         assert bool(moved) == bool(trained)
 
@@ -198,6 +263,8 @@ def test_the_caps_of_buckets():
     assert same.collectives != default.collectives
     with pytest.raises(CourseError, match="cap is 0"):
         lines(strategy, bucket_bytes=0)
+    with pytest.raises(CourseError, match="bucket_bytes is 0"):
+        lines(Strategy("zero2", 2), bucket_bytes=0)
 
 
 @pytest.mark.parametrize("name", SHARDED)
