@@ -19,16 +19,20 @@ def model_state_bytes(model: torch.nn.Module, optimizer) -> dict[str, int]:
     """Live bytes of parameters, gradients and optimizer states.
 
     `optimizer` is a torch optimizer, or anything with a `state_tensors()` that lists what it holds,
-    and a `gradient_tensors()` where it keeps gradients of its own. Gradients are counted as they
-    are now: after backward, before they are set to None.
+    and a `parameter_tensors()` and `gradient_tensors()` where it keeps some besides the model's
+    own. Gradients are counted as they are now: after backward, before they are set to None.
     """
     parameters = list(model.parameters())
-    kept = optimizer.gradient_tensors() if hasattr(optimizer, "gradient_tensors") else []
+    gradients = [p.grad for p in parameters if p.grad is not None]
     return {
-        "parameters": storage_bytes(parameters),
-        "gradients": storage_bytes([*(p.grad for p in parameters if p.grad is not None), *kept]),
+        "parameters": storage_bytes([*parameters, *_kept(optimizer, "parameter_tensors")]),
+        "gradients": storage_bytes([*gradients, *_kept(optimizer, "gradient_tensors")]),
         "optimizer_states": storage_bytes(state_tensors(optimizer)),
     }
+
+
+def _kept(optimizer, listed_by: str) -> list[torch.Tensor]:
+    return getattr(optimizer, listed_by)() if hasattr(optimizer, listed_by) else []
 
 
 def state_tensors(optimizer) -> list[torch.Tensor]:

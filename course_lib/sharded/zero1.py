@@ -28,6 +28,7 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.profiler import record_function
 
 from course_lib.comm.buckets import BUCKET_BYTES
 from course_lib.errors import CourseError
@@ -139,18 +140,23 @@ class ZeRO1:
         """The mean over ranks of this rank's shard of the gradients: [S]."""
         shard = self._zeros(self.flat.shard_size)
         for bucket in self.flat.buckets:
-            whole = self._new(bucket)
-            for part in bucket.parts:
-                self._put_in(whole, part)
-            dist.reduce_scatter_single(shard[bucket.in_shard], whole)
+            self._reduce_scatter(bucket, shard[bucket.in_shard])
         return shard
+
+    def _reduce_scatter(self, bucket: Bucket, piece: torch.Tensor) -> None:
+        """Into `piece`, what is this rank's of the mean gradients of `bucket`."""
+        whole = self._new(bucket)
+        for part in bucket.parts:
+            self._put_in(whole, part)
+        dist.reduce_scatter_single(piece, whole)
 
     def _zeros(self, elements: int) -> torch.Tensor:
         return self.flat.values.new_zeros(elements, dtype=self.reduce_dtype)
 
     def _new(self, bucket: Bucket) -> torch.Tensor:
         """A buffer [bucket.size] for its gradients, zeros where it is padding."""
-        whole = self.flat.values.new_empty(bucket.size, dtype=self.reduce_dtype)
+        with record_function("reduce_buffers"):
+            whole = self.flat.values.new_empty(bucket.size, dtype=self.reduce_dtype)
         whole[bucket.filled :] = 0
         return whole
 
@@ -164,7 +170,8 @@ class ZeRO1:
 
     def _update(self, gradients: torch.Tensor) -> torch.Tensor:
         """Let the optimizer update this rank's shard: the new values [S]."""
-        values = self.flat.shard() if self.masters is None else self.masters
+        with record_function("other"):
+            values = self.flat.shard() if self.masters is None else self.masters
         for parameter, stretch in zip(self.updated, self.flat.stretches, strict=True):
             parameter.data = values[stretch]
             parameter.grad = gradients[stretch].to(values.dtype)
@@ -183,7 +190,8 @@ class ZeRO1:
             if bucket.filled == bucket.size:
                 dist.all_gather_single(whole, piece)
             else:  # the last bucket, whose padding has no place among the parameters
-                padded = piece.new_empty(bucket.size)
+                with record_function("gather_buffers"):
+                    padded = piece.new_empty(bucket.size)
                 dist.all_gather_single(padded, piece)
                 whole.copy_(padded[: bucket.filled])
 

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.profiler import record_function
 
 from course_lib.errors import CourseError
 from course_lib.sharded.flat import Bucket, Part
@@ -117,7 +118,8 @@ class ZeRO2(ZeRO1):
         if len(self.under_way) == UNDER_WAY:
             self._collect()
         filling = self.to_issue.popleft()
-        filling.piece = self._zeros(filling.bucket.size // self.world_size)
+        with record_function("reduce_buffers"):
+            filling.piece = filling.whole.new_empty(filling.bucket.size // self.world_size)
         filling.work = dist.reduce_scatter_single(filling.piece, filling.whole, async_op=True)
         self.under_way.append(filling)
 

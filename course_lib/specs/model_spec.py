@@ -90,7 +90,7 @@ class ModelSpec:
     @property
     def parameters(self) -> int:
         """Number of parameters; a tensor that is used twice counts once."""
-        return self.count or sum(tensor.numel for tensor in self.tensors())
+        return self.count or _numel(self)
 
     @property
     def active_parameters(self) -> int:
@@ -118,3 +118,8 @@ def _tensors(spec: ModelSpec) -> tuple[TensorSpec, ...]:
         for tensor in parts.block
     ]
     return (*parts.stem, *blocks, *parts.end)
+
+
+@lru_cache(maxsize=64)
+def _numel(spec: ModelSpec) -> int:
+    return sum(tensor.numel for tensor in _tensors(spec))

@@ -38,6 +38,29 @@ def test_model_states_of_torchs_own_optimizers(optimizer, states):
     }
 
 
+def test_what_a_sharded_optimizer_keeps_counts_with_the_models_own():
+    class Sharded:
+        def __init__(self, model):
+            self.model = model
+
+        def parameter_tensors(self):
+            return [torch.zeros(5), self.model.weight.detach()]  # which is there already
+
+        def gradient_tensors(self):
+            return [torch.zeros(7)]
+
+        def state_tensors(self):
+            return [torch.zeros(2)]
+
+    model = torch.nn.Linear(3, 3)
+    model(torch.ones(3)).sum().backward()
+    assert model_state_bytes(model, Sharded(model)) == {
+        "parameters": 48 + 20,
+        "gradients": 48 + 28,
+        "optimizer_states": 8,
+    }
+
+
 def test_a_receipt_balances_or_says_what_is_off():
     good = receipt("toy", {"a": 10}, {"a": 10})
     assert good.balances and "difference 0" in repr(good)

@@ -1,9 +1,11 @@
-"""What ZeRO-1 and ZeRO-2 are both put through, and one process that does the same without them.
+"""What all stages of ZeRO are put through, and one process that does the same without them.
 
 Each rank begins with weights of its own and trains on its own parts of the batch. The reference
 takes the mean of the gradients of all parts, and lets PyTorch's optimizer update each tensor.
 """
 
+import contextlib
+import copy
 import gc
 import math
 import time
@@ -172,7 +174,13 @@ def train(stage, case: Case) -> dict:
         if hook:
             hook.remove()
     reduced = {e.dtype for e in ranks.entries()[before:] if e.kind == "reduce_scatter"}
-    return {"norms": norms, "state": model.state_dict(), "reduced": reduced}
+    return {"norms": norms, "state": whole_state(model, zero), "reduced": reduced}
+
+
+def whole_state(model: nn.Module, zero) -> dict:
+    """The model's state dict, of whole parameters where `zero` shards them."""
+    with getattr(zero, "gathered", contextlib.nullcontext)():
+        return copy.deepcopy(model.state_dict())
 
 
 def overflown(gradient: torch.Tensor) -> torch.Tensor:
@@ -323,35 +331,32 @@ def live_bytes() -> int:
     return storage_bytes(x for x in gc.get_objects() if isinstance(x, torch.Tensor))
 
 
-def check_bytes_and_collectives(stage, strategy: str, world_size: int) -> None:
+def predicted(job: Job, sharded: Strategy) -> tuple[dict, dict, dict]:
+    """By the ledgers: bytes of each category; collectives of each kind, and their bytes."""
+    states = ledger.model_states(job.spec, job.recipe(), sharded)
+    plan = comm.step(job.spec, job.recipe(), sharded, job.bucket_bytes)
+    return states.by_category(), plan.counts(), plan.bytes_by_kind()
+
+
+def check_bytes_and_collectives(
+    stage, strategy: str, world_size: int, predicted: Callable = predicted
+) -> None:
     def fn():
         torch.set_num_threads(1)
         return {name: account(stage, job) for name, job in JOBS.items()}
 
     results = ranks.run(fn, world_size=world_size)
     for name, job in JOBS.items():
-        sharded = Strategy(strategy, world_size)
-        predicted = ledger.model_states(job.spec, job.recipe(), sharded).by_category()
-        plan = comm.step(job.spec, job.recipe(), sharded)
+        states, counts, nbytes = predicted(job, Strategy(strategy, world_size))
         for rank, result in enumerate(results):
             held, live, start, end = result[name]
-            assert held == predicted, name
-            assert live == sum(predicted.values()), name
+            assert held == states, name
+            assert live == sum(states.values()), name
             issued = results.log[rank][start:end]
             norms = [entry.collective for entry in issued if entry.kind == "all_reduce"]
             assert norms == [specs.Collective("all_reduce", 1, 8, world_size)], name
-            of = {kind: [e for e in issued if e.kind == kind] for kind in plan.counts()}
+            of = {kind: [e for e in issued if e.kind == kind] for kind in counts}
             assert len(issued) == 1 + sum(map(len, of.values())), name
             sent = {kind: sum(e.bytes_per_rank for e in entries) for kind, entries in of.items()}
-            assert sent == plan.bytes_by_kind(), name
-            counts = {
-                kind: count * buckets(job, world_size) for kind, count in plan.counts().items()
-            }
+            assert sent == nbytes, name
             assert {kind: len(entries) for kind, entries in of.items()} == counts, name
-
-
-def buckets(job: Job, world_size: int) -> int:
-    """How many there are: as many elements of each rank to a bucket as its bytes hold."""
-    shard = -(-job.recipe().trained(job.spec.parameters) // world_size)
-    piece = job.bucket_bytes // DTYPES[job.precision].itemsize // world_size
-    return -(-shard // piece)

@@ -1,0 +1,88 @@
+"""What one micro-batch does on a rank that has everything: the part of a step no stage changes.
+
+Activations, and what operators make on the way, are the same whatever is sharded. So they are
+measured once, in one process, and a prediction adds what a stage holds (see `peak`). The record
+also says when something happens of which a stage takes advantage: forward enters and leaves a
+module, backward reaches it, is through with it, and completes a gradient.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from course_lib.measure.live import storage_bytes
+from course_lib.measure.tracker import LiveBytes
+
+
+@dataclass(frozen=True)
+class Event:
+    """What is live besides parameters and complete gradients: bytes now, and the most since the
+    event before. The gradient that an event completes is still among them.
+
+    `kind` is 'enter', 'leave', 'reach' or 'through', of the module called `name`, or 'gradient', of
+    the parameter called `name`; 'end' is that of the micro-batch.
+    """
+
+    kind: str
+    name: str
+    now: int
+    most: int
+
+
+def work(model: nn.Module, loss: Callable[[], torch.Tensor]) -> tuple[Event, ...]:
+    """The events of one micro-batch, whose forward is `loss()`.
+
+    `model` has no gradients yet, and is left without any. Modules take and give tensors.
+    """
+    events: list[Event] = []
+    parameters = storage_bytes(model.parameters())
+    seen = 1  # moments that belong to an event before; the first is that before the micro-batch
+
+    def note(kind: str, name: str) -> None:
+        nonlocal seen
+        live._note(kind)
+        totals = [moment.total - parameters for moment in live.timeline[seen:]]
+        events.append(Event(kind, name, totals[-1], max(totals)))
+        seen = len(live.timeline) - 1  # what is live now counts for the next event, too
+
+    def enter(name, module, args):
+        note("enter", name)
+        return tuple(watched(x, partial(note, "through", name)) for x in args)
+
+    def leave(name, module, args, output):
+        note("leave", name)
+        if output.requires_grad:
+            output.register_hook(lambda gradient: note("reach", name))
+
+    def complete(name, parameter):
+        note("gradient", name)
+        parameter.grad = None
+
+    hooks = []
+    for name, module in model.named_modules():
+        if name:
+            hooks.append(module.register_forward_pre_hook(partial(enter, name)))
+            hooks.append(module.register_forward_hook(partial(leave, name)))
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            hooks.append(parameter.register_post_accumulate_grad_hook(partial(complete, name)))
+    try:
+        with LiveBytes(model) as live:
+            loss().backward()
+            note("end", "")
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return tuple(events)
+
+
+def watched(x, on_gradient: Callable[[], None]):
+    """An alias of the tensor x that tells when backward has its gradient."""
+    if not isinstance(x, torch.Tensor) or not x.requires_grad:
+        return x
+    alias = x.view_as(x)
+    alias.register_hook(lambda gradient: on_gradient())
+    return alias
