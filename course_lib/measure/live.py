@@ -22,13 +22,22 @@ def model_state_bytes(model: torch.nn.Module, optimizer) -> dict[str, int]:
     and a `parameter_tensors()` and `gradient_tensors()` where it keeps some besides the model's
     own. Gradients are counted as they are now: after backward, before they are set to None.
     """
-    parameters = list(model.parameters())
-    gradients = [p.grad for p in parameters if p.grad is not None]
     return {
-        "parameters": storage_bytes([*parameters, *_kept(optimizer, "parameter_tensors")]),
-        "gradients": storage_bytes([*gradients, *_kept(optimizer, "gradient_tensors")]),
+        "parameters": storage_bytes(parameter_tensors(model, optimizer)),
+        "gradients": storage_bytes(gradient_tensors(model, optimizer)),
         "optimizer_states": storage_bytes(state_tensors(optimizer)),
     }
+
+
+def parameter_tensors(model: torch.nn.Module, optimizer) -> list[torch.Tensor]:
+    """The model's parameters as they are now, and what `optimizer` lists as its own."""
+    return [*model.parameters(), *_kept(optimizer, "parameter_tensors")]
+
+
+def gradient_tensors(model: torch.nn.Module, optimizer) -> list[torch.Tensor]:
+    """The model's gradients as they are now, and what `optimizer` lists as its own."""
+    own = [p.grad for p in model.parameters() if p.grad is not None]
+    return [*own, *_kept(optimizer, "gradient_tensors")]
 
 
 def _kept(optimizer, listed_by: str) -> list[torch.Tensor]:

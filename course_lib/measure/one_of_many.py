@@ -3,9 +3,9 @@
     with one_of_many(64):
         ...  # a training step, as rank 0 of 64
 
-torch's "fake" process group has one member that is there. Collectives return at once, and what
-should have come from other ranks is whatever lay in the buffer. So a rank allocates, cuts, gathers
-and frees exactly what it would among real ones, and nothing that it computes means anything.
+Of torch's "fake" process group one member is there. Its collectives return at once, and give it its
+own data in place of what the others would have sent. So it allocates, cuts, gathers and frees what
+it would among real ranks, to the byte, and nothing that it computes means anything.
 """
 
 import contextlib

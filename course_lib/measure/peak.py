@@ -143,7 +143,6 @@ class _Zero2(_Zero1):
         """A micro-batch's backward begins."""
         self.to_come = Counter(i for place in self.places.values() for i in place)
         self.filling: set[int] = set()
-        self.to_issue = deque(range(len(self.buckets)))
         self.under_way: deque[int] = deque()
 
     def on_gradient(self, event: Event) -> None:
@@ -154,16 +153,20 @@ class _Zero2(_Zero1):
             self.to_come[bucket] -= 1
         self.see(event.now, "copy into a bucket")
         work = event.now - self.itemsize * self.sizes[event.name]
-        while self.to_issue and not self.to_come[self.to_issue[0]]:
-            if len(self.under_way) == UNDER_WAY:
-                self.collect(work)
-            self.under_way.append(self.to_issue.popleft())
-            self.held += self.buckets[self.under_way[-1]] // self.ranks  # the piece that comes back
-            self.see(work, "reduce_scatter")
-        if not self.to_issue:
+        for bucket in self.places[event.name]:
+            if not self.to_come[bucket]:
+                self.issue(bucket, work)
+        if not any(self.to_come.values()):
             while self.under_way:
                 self.collect(work)
             self.begin()
+
+    def issue(self, bucket: int, work: int) -> None:
+        if len(self.under_way) == UNDER_WAY:
+            self.collect(work)
+        self.under_way.append(bucket)
+        self.held += self.buckets[bucket] // self.ranks  # the piece that comes back
+        self.see(work, "reduce_scatter")
 
     def collect(self, work: int) -> None:
         size = self.buckets[self.under_way.popleft()]

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from course_lib.ledger import CATEGORIES
-from course_lib.measure.live import state_tensors
+from course_lib.measure.live import gradient_tensors, parameter_tensors, state_tensors
 
 ENTER, LEAVE = "profiler::_record_function_enter_new", "profiler::_record_function_exit"
 
@@ -112,9 +112,8 @@ class LiveBytes(TorchDispatchMode):
 
     def _find(self) -> None:
         """Put what is found at its place into its category, whatever it was when it was made."""
-        parameters = list(self._model.parameters())
-        self._put(parameters, "parameters")
-        self._put((p.grad for p in parameters if p.grad is not None), "gradients")
+        self._put(parameter_tensors(self._model, self._optimizer), "parameters")
+        self._put(gradient_tensors(self._model, self._optimizer), "gradients")
         if self._optimizer is not None:
             self._put(state_tensors(self._optimizer), "optimizer_states")
 

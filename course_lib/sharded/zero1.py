@@ -22,7 +22,6 @@ all_reduce that they replace. But the all_gather can begin only after the update
 backward left to hide it; and a bucket of gradients to reduce from comes on top.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 
 import torch
@@ -33,6 +32,7 @@ from torch.profiler import record_function
 from course_lib.comm.buckets import BUCKET_BYTES
 from course_lib.errors import CourseError
 from course_lib.sharded.flat import Bucket, Flat, Part
+from course_lib.sharded.groups import trained_groups
 from course_lib.sharded.norm import clip, global_norm
 
 
@@ -70,10 +70,9 @@ class ZeRO1:
         **options,
     ) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        groups = [dict(group) for group in groups or [{"params": model.parameters()}]]
-        grouped = [[p for p in group["params"] if p.requires_grad] for group in groups]
-        _check_all_once(grouped, model)
-        self.flat = Flat(grouped, self.rank, self.world_size, bucket_bytes)
+        groups = trained_groups(model, groups)
+        params = [group["params"] for group in groups]
+        self.flat = Flat(params, self.rank, self.world_size, bucket_bytes)
         self.reduce_dtype = reduce_dtype or self.flat.dtype
         self.max_norm = max_norm
 
@@ -194,17 +193,3 @@ class ZeRO1:
                     padded = piece.new_empty(bucket.size)
                 dist.all_gather_single(padded, piece)
                 whole.copy_(padded[: bucket.filled])
-
-
-def _check_all_once(groups: list[list[nn.Parameter]], model: nn.Module) -> None:
-    count = Counter(p for group in groups for p in group)
-    trained = {p: name for name, p in model.named_parameters() if p.requires_grad}
-    wrong = [f"{name} {count[p]} times" for p, name in trained.items() if count[p] != 1]
-    foreign = len(count.keys() - trained.keys())
-    if foreign:
-        wrong.append(f"{foreign} parameters that are not the model's")
-    if wrong:
-        raise CourseError(
-            f"The groups hold {', '.join(wrong)}, and are expected to hold each trained parameter "
-            "of the model once: add what is left out, or freeze it."
-        )

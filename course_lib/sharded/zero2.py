@@ -10,6 +10,8 @@ micro-batch's backward:
 1. A gradient that is complete is copied into its buckets, divided by N, and freed at once.
 2. A bucket that is complete, and whose turn it is, leaves by a reduce_scatter, which runs while
    backward goes on. Two are under way at most: before a third, the first is waited for and freed.
+   The turns are the buckets' order at first, and after the first backward those in which rank 0
+   completed them: nothing waits for a bucket in which some early tensor's gradient is missing.
 3. What comes back, this rank's piece of the mean, is added to its shard of the gradients.
 4. At the end of backward what is left leaves, with zeros for parameters that got no gradient. So
    all ranks issue the same collectives in the same order, whatever each has used.
@@ -25,6 +27,7 @@ reduces those of each micro-batch. G micro-batches move (G + 1)P.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -62,6 +65,7 @@ class ZeRO2(ZeRO1):
     def __init__(self, model: nn.Module, optimizer_class, **options) -> None:
         super().__init__(model, optimizer_class, **options)
         self.gradients: torch.Tensor | None = None  # [S]
+        self.turns: list[int] | None = None  # indices of buckets, once a backward has shown them
         self.awaited: dict[nn.Parameter, list[tuple[Filling, Part]]] = {}
         for parameter in self.flat.parameters:
             parameter.register_post_accumulate_grad_hook(self._on_gradient)
@@ -70,10 +74,12 @@ class ZeRO2(ZeRO1):
         """Add the mean over ranks of a micro-batch's gradients to `gradients`, shard by shard."""
         if self.gradients is None:
             self.gradients = self._zeros(self.flat.shard_size)
-        self.to_issue = deque(Filling(b, len(b.parts)) for b in self.flat.buckets)
+        fillings = [Filling(bucket, len(bucket.parts)) for bucket in self.flat.buckets]
+        self.to_issue = deque(fillings if self.turns is None else [fillings[i] for i in self.turns])
         self.under_way: deque[Filling] = deque()
+        self.completed: list[Bucket] = []  # not what fills them: that is to be freed
         self.awaited = {p: [] for p in self.flat.parameters}
-        for filling in self.to_issue:
+        for filling in fillings:
             for part in filling.bucket.parts:
                 self.awaited[part.parameter].append((filling, part))
         loss.backward()
@@ -81,6 +87,8 @@ class ZeRO2(ZeRO1):
             self._on_completed(parameter)
         while self.under_way:
             self._collect()
+        if self.turns is None:
+            self.turns = self._as_on_rank_0(map(self.flat.buckets.index, self.completed))
 
     def zero_grad(self) -> None:
         self.gradients = None
@@ -109,9 +117,17 @@ class ZeRO2(ZeRO1):
                 filling.whole = self._new(filling.bucket)
             self._put_in(filling.whole, part)
             filling.to_come -= 1
+            if not filling.to_come:
+                self.completed.append(filling.bucket)
         parameter.grad = None
         while self.to_issue and not self.to_issue[0].to_come:
             self._issue()
+
+    def _as_on_rank_0(self, order: Iterable[int]) -> list[int]:
+        """Rank 0's order: all ranks must issue the same collectives."""
+        shared = torch.tensor(list(order), device=self.flat.values.device)
+        dist.broadcast(shared, 0)
+        return shared.tolist()
 
     def _issue(self) -> None:
         """Start the reduce_scatter of the bucket whose turn it is."""

@@ -42,9 +42,9 @@ from torch import nn
 
 from course_lib.errors import CourseError
 from course_lib.sharded.gathering import NOT_AWAITED, Gathering
+from course_lib.sharded.groups import trained_groups
 from course_lib.sharded.norm import clip, global_norm
 from course_lib.sharded.unit import Unit, partition
-from course_lib.sharded.zero1 import _check_all_once
 from course_lib.sharded.zero2 import UNDER_WAY
 
 
@@ -84,9 +84,7 @@ class ZeRO3:
         max_norm: float | None = None,
         **options,
     ) -> None:
-        groups = [dict(group) for group in groups or [{"params": model.parameters()}]]
-        grouped = [[p for p in group["params"] if p.requires_grad] for group in groups]
-        _check_all_once(grouped, model)
+        groups = trained_groups(model, groups)
         low = _common_dtype(model).itemsize < 4
         for tensor in [*model.parameters(), *model.buffers()]:
             dist.broadcast(tensor.detach(), 0)
@@ -99,8 +97,7 @@ class ZeRO3:
         for unit, values in zip(self.units, self.masters or trained, strict=True):
             pieces = map(nn.Parameter, values.split(unit.trained_sizes))
             self.updated.update(zip(unit.trained, pieces, strict=True))
-        shards = [[self.updated[p] for p in group] for group in grouped]
-        groups = [{**group, "params": ps} for group, ps in zip(groups, shards, strict=True)]
+        groups = [{**g, "params": [self.updated[p] for p in g["params"]]} for g in groups]
         self.optimizer = optimizer_class(groups, **options)
 
         self.gathering = Gathering(model, self.units, prefetch, self._issue_done)

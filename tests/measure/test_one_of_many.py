@@ -30,8 +30,6 @@ def test_a_rank_of_64_holds_what_the_ledger_says(rank):
         model = models.build(SPEC, dtype=torch.bfloat16)
         zero = ZeRO3(model, torch.optim.AdamW)
         zero.backward(model.loss(torch.zeros(1, 5, dtype=torch.long)))
-        for shard in zero.gradient_tensors():
-            shard.zero_()  # what came of a fake reduce_scatter may be inf, and then none steps
         zero.step()
         held = model_state_bytes(model, zero)
     predicted = ledger.model_states(SPEC, Recipe("zero-bf16"), Strategy("zero3", gpus=64))
