@@ -4,8 +4,8 @@ Three ways to cut P parameters for N ranks; each leaves some rank with more than
 
 flat       ZeRO-1 and 2 lay all tensors end to end in one buffer, pad it to a multiple of N, and cut
            it into N equal shards: ceil(P/N).
-by tensor  ZeRO-3 pads and cuts every tensor by itself, as DeepSpeed does, since it gathers and
-           frees them one by one: the sum of ceil(numel/N).
+by tensor  ZeRO-3 pads and cuts every tensor by itself, as DeepSpeed does: a rank can then put a
+           tensor together without its neighbours. The sum of ceil(numel/N).
 by row     FSDP2 cuts every tensor along its first dimension, without padding it: rank 0 holds
            ceil(rows/N) rows of each, and the last ranks of a short tensor hold nothing.
 

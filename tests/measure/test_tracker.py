@@ -32,6 +32,24 @@ def test_after_a_step_the_model_states_are_those_that_are_counted_at_rest():
     assert {name: live.now[name] for name in held} == held
 
 
+def test_what_an_optimizer_lists_as_its_own_is_found_there():
+    class Stage:
+        parameter, gradient, state = (torch.ones(n) for n in (3, 5, 7))
+
+        def parameter_tensors(self):
+            return [self.parameter]
+
+        def gradient_tensors(self):
+            return [self.gradient]
+
+        def state_tensors(self):
+            return [self.state]
+
+    with LiveBytes(nn.Linear(1, 1, bias=False), Stage()) as live:
+        pass
+    assert live.now == {"parameters": 4 * (1 + 3), "gradients": 4 * 5, "optimizer_states": 4 * 7}
+
+
 def test_the_peak_is_that_of_pytorchs_tracker():
     model, optimizer = job()
     step(model, optimizer)  # from the second on, the optimizer's states are there

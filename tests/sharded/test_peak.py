@@ -22,6 +22,7 @@ from course_lib.sharded.zero2 import ZeRO2
 from course_lib.sharded.zero3 import ZeRO3
 from course_lib.specs import Strategy
 
+FEW = ("fp32, tied", "zero-bf16, even", "zero-bf16, frozen")
 STAGES = {"zero1": ZeRO1, "zero2": ZeRO2, "zero3": ZeRO3}
 TOKENS = torch.arange(24).view(2, 12)
 
@@ -63,12 +64,12 @@ def loss(model) -> torch.Tensor:
     return made
 
 
-def measured() -> dict:
+def measured(jobs: dict[str, Job]) -> dict:
     """The least peaks of two steps."""
     torch.set_num_threads(1)
     peaks = {}
     for stage in ("ddp", *STAGES):
-        for name, job in JOBS.items():
+        for name, job in jobs.items():
             model, optimizer, step = stepper(stage, job)
             step()
             step()  # DDP lays out its buckets anew
@@ -81,9 +82,10 @@ def measured() -> dict:
 
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_the_predicted_peak_is_within_a_percent(world_size):
-    results = ranks.run(measured, world_size=world_size, timeout=300)
+    jobs = JOBS if world_size == 3 else {name: JOBS[name] for name in FEW}
+    results = ranks.run(measured, world_size=world_size, args=(jobs,), timeout=300)
     wrong = {}
-    for name, job in JOBS.items():
+    for name, job in jobs.items():
         model = job.model()
         events = work(model, lambda model=model: model.loss(TOKENS))
         for stage in ("ddp", *STAGES):

@@ -92,20 +92,29 @@ def test_a_gradient_is_freed_before_the_next_one_comes():
         assert filled <= (UNDER_WAY + 2) * BUCKET
 
 
-def test_buckets_leave_while_backward_goes_on():
+def test_buckets_leave_while_backward_goes_on_and_none_waits_from_the_second_on():
     def fn():
         torch.set_num_threads(1)
         model = Decoder()
         zero = ZeRO2(model, torch.optim.SGD, bucket_bytes=BUCKET)
-        issued = []
-        embedding = model.llama.model.embed_tokens.weight  # the last to get its gradient
-        embedding.register_hook(lambda gradient: issued.append(len(ranks.entries())))
-        before = len(ranks.entries())
-        zero.backward(model(0, dist.get_rank(), 0))
-        return issued[0] - before, len(ranks.entries()) - before
+        issued = {"norm": [], "embedding": []}
 
-    for early, all_of_them in ranks.run(fn, world_size=2):
-        assert (early, all_of_them) == (3, 6)  # the embedding lies in the last three
+        def sent() -> int:
+            return sum(entry.kind == "reduce_scatter" for entry in ranks.entries())
+
+        decoder = model.llama.model
+        norm = decoder.layers[0].input_layernorm.weight  # in the second bucket; the block's last
+        norm.register_hook(lambda gradient: issued["norm"].append(sent()))
+        embedding = decoder.embed_tokens.weight  # the last of all, in the last three of six
+        embedding.register_hook(lambda gradient: issued["embedding"].append(sent()))
+        for micro in range(2):
+            zero.backward(model(0, dist.get_rank(), micro))
+        return issued, sent()
+
+    for issued, all_of_them in ranks.run(fn, world_size=2):
+        assert all_of_them == 12
+        assert issued["embedding"] == [3, 6 + 3]
+        assert issued["norm"] == [1, 6 + 2]
 
 
 def test_gradients_are_the_shards_of_their_mean_over_ranks_summed_over_micro_batches():
