@@ -593,7 +593,7 @@ print(f"a block has {block:,} bytes; at most {max(whole) / block:.2f} blocks, of
 # %% [markdown]
 # One block is whole, the next one is in its buffer; and for a moment a block is there twice, in the
 # buffer that it came in and in its place. However deep the model, the teeth stay that high. With
-# `prefetch=0` one would be lower, and compute would wait for every unit.
+# `prefetch=0` they are lower by one, and compute waits for every unit.
 
 # %% [markdown]
 # ## Frozen layers
@@ -667,10 +667,10 @@ for name, seen in climb[0].items():
 ladder(rungs)
 
 # %% [markdown]
-# Every rung holds less than the one before, at rest and at its peak. Three move the same, the last
-# half as much again. The times are those of processes on one machine, which share its cores, and
-# whose network is its memory: they show what more and smaller collectives and more copies cost. On
-# a cluster the link decides (lesson 03, and the explorer above).
+# At rest every rung holds less than the one before. At the peak ZeRO-2 need not: its buckets of 4
+# MiB are large beside a model of 20 (lesson 06). Three move the same, the last half as much again.
+# The times are those of processes on one machine, whose network is its memory: they show what more
+# and smaller collectives and more copies cost. On a cluster the link decides (the explorer above).
 #
 # ## The paper's numbers, from one rank of 64
 #
