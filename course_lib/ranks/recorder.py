@@ -163,6 +163,8 @@ class Recorder:
 
     def _wait(self, wait, work, args, options):
         index = self._works.get(work)
+        if self._latest is work:
+            self._latest = None  # it would keep its tensors alive
         if index not in self._pending:
             return wait(work, *args, **options)
         self._note_thread()
@@ -176,8 +178,6 @@ class Recorder:
         finally:
             if index in self._pending:
                 self._write("resume", index, self._now())
-            if self._latest is work:
-                self._latest = None  # it would keep its tensors alive
 
     def _note_thread(self) -> None:
         """From where threads share the work on, a wait does not mean that the rank stands still."""
