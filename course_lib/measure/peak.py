@@ -150,12 +150,11 @@ class _Zero2(_Zero1):
             if bucket not in self.filling:
                 self.filling.add(bucket)
                 self.held += self.buckets[bucket]
+            self.see(event.now, "copy into a bucket")
             self.to_come[bucket] -= 1
-        self.see(event.now, "copy into a bucket")
-        work = event.now - self.itemsize * self.sizes[event.name]
-        for bucket in self.places[event.name]:
             if not self.to_come[bucket]:
-                self.issue(bucket, work)
+                self.issue(bucket, event.now)
+        work = event.now - self.itemsize * self.sizes[event.name]
         if not any(self.to_come.values()):
             while self.under_way:
                 self.collect(work)

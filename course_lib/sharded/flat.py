@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from course_lib.errors import CourseError
+from course_lib.specs.checking import whole
 from course_lib.specs.padding import flat_shard
 
 
@@ -75,6 +76,7 @@ class Flat:
         world_size: int,
         bucket_bytes: int,
     ) -> None:
+        whole("bucket_bytes", bucket_bytes)
         self.parameters = [p for group in groups for p in reversed(group)]
         self.dtype = _common_dtype(self.parameters)
         self.values = torch.cat([p.detach().reshape(-1) for p in self.parameters])
@@ -105,6 +107,17 @@ class Flat:
             own = self.values[piece.start : piece.stop]
             shard[bucket.in_shard][: own.numel()] = own
         return shard
+
+    def check(self, model: nn.Module) -> None:
+        """Errors: CourseError where `model` has other parameters by now, or these elsewhere."""
+        here = self.values.untyped_storage().data_ptr()
+        moved = [p for p in self.parameters if p.untyped_storage().data_ptr() != here and p.numel()]
+        if moved or not set(self.parameters) <= set(model.parameters()):
+            raise CourseError(
+                "The model's parameters were replaced after ZeRO was made, which would train the "
+                "old ones: cast the model, load it with assign=True, or move it before, and copy "
+                "into parameters after."
+            )
 
     def layout(self) -> dict:
         """What must agree for one rank's shard to be another's: plain data."""

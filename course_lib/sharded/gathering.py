@@ -18,7 +18,7 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from course_lib.errors import CourseError
 from course_lib.sharded.unit import Unit
@@ -76,9 +76,12 @@ class Call:
 
 
 def _over_tensors(function: Callable, value):
-    if isinstance(value, torch.Tensor):  # most are, and need no search
+    """Tensors, alone or in tuples. Lists and dicts stay the caller's own: a unit may fill them."""
+    if isinstance(value, torch.Tensor):
         return function(value)
-    return tree_map_only(torch.Tensor, function, value)
+    if type(value) is tuple:
+        return tuple([_over_tensors(function, x) for x in value])
+    return value
 
 
 class Gathering:

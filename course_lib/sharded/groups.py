@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
+import torch
 from torch import nn
 
 from course_lib.errors import CourseError
@@ -11,11 +12,20 @@ from course_lib.errors import CourseError
 def trained_groups(model: nn.Module, groups: Iterable[dict] | None) -> list[dict]:
     """Copies of `groups` whose "params" are lists, without what is frozen; one of all by default.
 
-    Errors: CourseError unless they hold every trained parameter of the model once.
+    Errors: CourseError unless they hold every trained parameter of the model once, in an order.
     """
-    groups = [dict(group) for group in groups or [{"params": model.parameters()}]]
+    groups = list(groups or [{"params": model.parameters()}])
     for group in groups:
-        group["params"] = [p for p in group["params"] if p.requires_grad]
+        if not isinstance(group, dict) or isinstance(group.get("params"), set | None):
+            raise CourseError(
+                f"The groups hold a {type(group).__name__}, and are expected to be dicts whose "
+                '"params" is a list: all ranks need the same parameters in the same order.'
+            )
+    groups = [dict(group) for group in groups]
+    for group in groups:
+        params = group["params"]
+        params = [params] if isinstance(params, torch.Tensor) else params
+        group["params"] = [p for p in params if p.requires_grad]
     _check_all_once([group["params"] for group in groups], model)
     return groups
 

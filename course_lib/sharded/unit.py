@@ -152,6 +152,13 @@ class Unit:
             pieces[full:] = 0
             torch.mul(gradient[full * size :], 1 / self.world_size, out=pieces[full, :rest])
 
+    def await_reduction(self) -> None:
+        """A backward begins: nothing of one that broke off is left."""
+        if self.reducing is not None:
+            self.reducing.wait()
+        self.awaited, self.put = set(self.trained), set()
+        self.to_reduce = self.reduced = self.reducing = None
+
     def reduce(self) -> None:
         """Start the reduce_scatter, with zeros for parameters that got no gradient."""
         whole = self._buffer()

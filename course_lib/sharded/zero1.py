@@ -47,7 +47,8 @@ class ZeRO1:
     `optimizer_class` must work element by element, as AdamW and SGD do: it is shown flat shards,
     one for each of `groups` (as torch's optimizers take them; all parameters where none are given).
     `optimizer` is the instance, for schedulers of the learning rate. Between steps its parameters
-    are empty. 16-bit parameters have fp32 masters, of the parameters as they are now.
+    are empty. 16-bit parameters have fp32 masters, of the parameters as they are now: the next step
+    undoes what is loaded into the model later.
 
     Gradients are reduced as `reduce_dtype`, by default that of the parameters, and clipped to a
     global norm of `max_norm`, where given. A parameter without a gradient counts as one with a
@@ -71,6 +72,7 @@ class ZeRO1:
     ) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         groups = trained_groups(model, groups)
+        self.model = model
         params = [group["params"] for group in groups]
         self.flat = Flat(params, self.rank, self.world_size, bucket_bytes)
         self.reduce_dtype = reduce_dtype or self.flat.dtype
@@ -97,6 +99,7 @@ class ZeRO1:
 
         Where that is inf or nan, so is a gradient on some rank, and nothing has been updated.
         """
+        self.flat.check(self.model)
         gradients = self._mean_gradients()  # [S]
         norm = global_norm(gradients)
         if norm < float("inf"):  # nan is not

@@ -74,14 +74,7 @@ class ZeRO2(ZeRO1):
         """Add the mean over ranks of a micro-batch's gradients to `gradients`, shard by shard."""
         if self.gradients is None:
             self.gradients = self._zeros(self.flat.shard_size)
-        fillings = [Filling(bucket, len(bucket.parts)) for bucket in self.flat.buckets]
-        self.to_issue = deque(fillings if self.turns is None else [fillings[i] for i in self.turns])
-        self.under_way: deque[Filling] = deque()
-        self.completed: list[Bucket] = []  # not what fills them: that is to be freed
-        self.awaited = {p: [] for p in self.flat.parameters}
-        for filling in fillings:
-            for part in filling.bucket.parts:
-                self.awaited[part.parameter].append((filling, part))
+        self._await_gradients()
         loss.backward()
         for parameter in list(self.awaited):  # which had no part in this loss
             self._on_completed(parameter)
@@ -90,7 +83,19 @@ class ZeRO2(ZeRO1):
         if self.turns is None:
             self.turns = self._as_on_rank_0(map(self.flat.buckets.index, self.completed))
 
+    def _await_gradients(self) -> None:
+        """A backward begins, in which each gradient has its places in buckets."""
+        fillings = [Filling(bucket, len(bucket.parts)) for bucket in self.flat.buckets]
+        self.to_issue = deque(fillings if self.turns is None else [fillings[i] for i in self.turns])
+        self.under_way: deque[Filling] = deque()
+        self.completed: list[Bucket] = []
+        self.awaited = {p: [] for p in self.flat.parameters}
+        for filling in fillings:
+            for part in filling.bucket.parts:
+                self.awaited[part.parameter].append((filling, part))
+
     def zero_grad(self) -> None:
+        super().zero_grad()
         self.gradients = None
 
     def gradient_tensors(self) -> list[torch.Tensor]:
@@ -105,6 +110,7 @@ class ZeRO2(ZeRO1):
     def _on_gradient(self, parameter: nn.Parameter) -> None:
         """Backward has completed this rank's gradient of `parameter`."""
         if parameter not in self.awaited:
+            parameter.grad = None
             raise CourseError(
                 "Backward completed a gradient that ZeRO-2 did not await, as it awaits each once: "
                 "call the backward(loss) of ZeRO2, and checkpoint with use_reentrant=False."
@@ -119,9 +125,9 @@ class ZeRO2(ZeRO1):
             filling.to_come -= 1
             if not filling.to_come:
                 self.completed.append(filling.bucket)
+            while self.to_issue and not self.to_issue[0].to_come:
+                self._issue()
         parameter.grad = None
-        while self.to_issue and not self.to_issue[0].to_come:
-            self._issue()
 
     def _as_on_rank_0(self, order: Iterable[int]) -> list[int]:
         """Rank 0's order: all ranks must issue the same collectives."""
@@ -144,3 +150,4 @@ class ZeRO2(ZeRO1):
         filling = self.under_way.popleft()
         filling.work.wait()
         self.gradients[filling.bucket.in_shard] += filling.piece
+        filling.whole = filling.piece = filling.work = None  # whoever still knows of it

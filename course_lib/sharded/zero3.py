@@ -46,6 +46,7 @@ from course_lib.sharded.groups import trained_groups
 from course_lib.sharded.norm import clip, global_norm
 from course_lib.sharded.unit import Unit, partition
 from course_lib.sharded.zero2 import UNDER_WAY
+from course_lib.specs.checking import whole
 
 
 class ZeRO3:
@@ -58,7 +59,8 @@ class ZeRO3:
     ModuleList. Every module outside of them with parameters of its own is a unit, too, and modules
     that share a parameter are one. Where a unit is called more than once in a forward, it is whole
     from the first call to the last. Outside of its unit's forward a parameter is empty: where it is
-    used there, choose a larger unit, [model] at the extreme.
+    used there, choose a larger unit, [model] at the extreme. What a unit's forward takes and gives
+    are tensors, alone or in tuples, lists and dicts; nothing else writes to them in place.
 
     Of a unit with frozen parameters all are gathered, and the gradients of the others reduced.
     Every rank must call the same units in the same order, but may leave parameters in them unused:
@@ -84,6 +86,7 @@ class ZeRO3:
         max_norm: float | None = None,
         **options,
     ) -> None:
+        whole("prefetch", prefetch, least=0)
         groups = trained_groups(model, groups)
         low = _common_dtype(model).itemsize < 4
         for tensor in [*model.parameters(), *model.buffers()]:
@@ -108,7 +111,7 @@ class ZeRO3:
     def backward(self, loss: torch.Tensor) -> None:
         """Add the mean over ranks of a micro-batch's gradients to the shards of gradients."""
         for unit in self.units:
-            unit.awaited = set(unit.trained)
+            unit.await_reduction()
         self.under_way: deque[Unit] = deque()
         with self.gathering.backward():
             self.to_issue = deque(self._reverse_order())
@@ -148,17 +151,22 @@ class ZeRO3:
 
         Where that is inf or nan, so is a gradient on some rank, and nothing has been updated.
         """
-        if self.gathering.keeps_whole:
-            raise CourseError(
-                "ZeRO-3 was to step inside gathered(), where the model keeps the values from "
-                "before: step outside of it."
-            )
+        self._begin_write()
         gradients = [unit.mean_gradients() for unit in self.units]
         norm = global_norm(*gradients)
         if norm < float("inf"):  # nan is not
             clip(gradients, norm, self.max_norm)
             self._update(gradients)
         return norm
+
+    def _begin_write(self) -> None:
+        """No parameter is to be whole, or on its way, with the values from before."""
+        if self.gathering.keeps_whole:
+            raise CourseError(
+                "ZeRO-3 was to write to its shards inside gathered(), where the model keeps the "
+                "values from before: step, and load, outside of it."
+            )
+        self.gathering.free(*self.units)
 
     def _update(self, gradients: list[torch.Tensor]) -> None:
         for unit, gradient in zip(self.units, gradients, strict=True):
@@ -204,6 +212,7 @@ class ZeRO3:
                 f"The state is that of {saved}, and was expected to be that of {own}: load what "
                 "this rank saved, among as many ranks, with the same units and groups."
             )
+        self._begin_write()
         self.optimizer.load_state_dict(state["optimizer"])
         own = [*(unit.shard for unit in self.units), *(self.masters or [])]
         for tensor, values in zip(own, [*state["shards"], *(state["masters"] or [])], strict=True):

@@ -116,6 +116,14 @@ def test_a_step_without_a_gradient_is_one_with_gradients_of_zero():
     torch.testing.assert_close(after, 0.75 * before)
 
 
+def test_a_bucket_holds_at_least_a_byte():
+    def fn():
+        ZeRO1(nn.Linear(3, 3), torch.optim.SGD, bucket_bytes=0)
+
+    with pytest.raises(ranks.RankError, match="bucket_bytes"):
+        ranks.run(fn, world_size=1)
+
+
 def test_groups_must_be_the_trained_parameters():
     def fn(which):
         module, other = nn.Linear(3, 3), nn.Linear(3, 3)
@@ -123,9 +131,28 @@ def test_groups_must_be_the_trained_parameters():
             "bias 0 times": [{"params": [module.weight]}],
             "weight 2 times": [{"params": module.parameters()}, {"params": [module.weight]}],
             "2 parameters that": [{"params": [*module.parameters(), *other.parameters()]}],
+            "a dict": [{"params": set(module.parameters())}],
+            "a Parameter": module.parameters(),
         }
         ZeRO1(module, torch.optim.SGD, groups=groups[which])
 
-    for which in ("bias 0 times", "weight 2 times", "2 parameters that"):
+    for which in ("bias 0 times", "weight 2 times", "2 parameters that", "a dict", "a Parameter"):
         with pytest.raises(ranks.RankError, match=f"CourseError: The groups hold {which}"):
             ranks.run(fn, world_size=1, args=(which,))
+
+
+def test_parameters_that_were_replaced_are_not_passed_over_in_silence():
+    def fn(how):
+        module = nn.Linear(3, 3)
+        zero = ZeRO1(module, torch.optim.SGD, lr=0.5)
+        if how == "cast":
+            module.double()
+        elif how == "assigned":
+            module.load_state_dict(nn.Linear(3, 3).state_dict(), assign=True)
+        else:
+            nn.utils.vector_to_parameters(torch.ones(12), module.parameters())
+        zero.step()
+
+    for how in ("cast", "assigned", "from a vector"):
+        with pytest.raises(ranks.RankError, match="parameters were replaced after ZeRO was made"):
+            ranks.run(fn, world_size=1, args=(how,))

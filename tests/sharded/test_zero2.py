@@ -7,6 +7,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
 from zero_cases import (
     ADAMW,
+    SMALL,
     STEPS,
     WORLDS,
     Decoder,
@@ -18,7 +19,7 @@ from zero_cases import (
 
 from course_lib import ranks
 from course_lib.errors import CourseError
-from course_lib.measure import storage_bytes
+from course_lib.measure import LiveBytes
 from course_lib.sharded.zero2 import UNDER_WAY, ZeRO2
 
 BUCKET = 4_000  # bytes: the model fills six
@@ -62,34 +63,37 @@ def test_trains_as_fully_shard():
         close(ours, theirs, "parameters", 1e-4)
 
 
-def test_a_gradient_is_freed_before_the_next_one_comes():
-    """No view and no closure keeps the storage of a whole gradient, nor more than some buckets."""
+def test_a_gradient_is_freed_before_the_next_one_comes_and_buckets_when_they_have_come_back():
+    """No view, closure or list keeps a whole gradient, nor more than a few buckets."""
 
     def fn():
         torch.set_num_threads(1)
         model = Decoder()
-        storages, alive, filled = [], [], []
+        storages, alive = [], []
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(
                 lambda p: storages.append(StorageWeakRef(p.grad.untyped_storage()))
             )
-        zero = ZeRO2(model, torch.optim.SGD, bucket_bytes=BUCKET)
+        zero = ZeRO2(model, torch.optim.SGD, bucket_bytes=SMALL)
 
         def look(parameter):
             alive.append(sum(not storage.expired() for storage in storages))
-            buckets = [f for f in [*zero.to_issue, *zero.under_way] if f.whole is not None]
-            filled.append(storage_bytes(filling.whole for filling in buckets))
 
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(look)
-        for micro in range(2):
-            zero.backward(model(0, dist.get_rank(), micro))
-        return len(storages), set(alive), max(filled)
+        zero.backward(model(0, dist.get_rank(), 0))  # shows in which order buckets are complete
+        with LiveBytes(model, zero) as live:
+            for micro in (1, 2):
+                zero.backward(model(0, dist.get_rank(), micro))
+        buffers = [moment.live.get("reduce_buffers", 0) for moment in live.timeline]
+        return len(storages), set(alive), max(buffers), len(zero.flat.buckets)
 
-    for seen, alive, filled in ranks.run(fn, world_size=2):
-        assert seen == 2 * len(list(Decoder().parameters())) == 24
+    for seen, alive, buffers, buckets in ranks.run(fn, world_size=2):
+        assert seen == 3 * len(list(Decoder().parameters())) == 36
         assert alive <= {0, 1}, alive  # backward itself may still have the one at hand
-        assert filled <= (UNDER_WAY + 2) * BUCKET
+        assert buckets > 40
+        # Under way, each with its piece; being filled; and those at the borders of what is not.
+        assert buffers <= UNDER_WAY * SMALL * 3 / 2 + 3 * SMALL
 
 
 def test_buckets_leave_while_backward_goes_on_and_none_waits_from_the_second_on():

@@ -237,6 +237,10 @@ def step_in_gathered():
         zero.step()
 
 
+def prefetch_below_0():
+    ZeRO3(nn.Linear(2, 2), torch.optim.SGD, prefetch=-1)
+
+
 def other_units():
     model = Decoder()
     state = ZeRO3(Decoder(), torch.optim.SGD).state_dict()
@@ -251,7 +255,8 @@ def other_units():
         (two_dtypes, "parameters of torch.float32, torch.float64"),
         (nothing_trained, "no trained parameter"),
         (group_without_bias, "The groups hold bias 0 times"),
-        (step_in_gathered, "step outside of it"),
+        (step_in_gathered, "step, and load, outside of it"),
+        (prefetch_below_0, "prefetch"),
         (other_units, "The state is that of .*'units': "),
     ],
 )

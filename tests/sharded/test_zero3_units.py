@@ -260,3 +260,68 @@ def test_awkward_models_train_as_alone(prefetch):
     for differences in ranks.run(fn, world_size=3):
         for name, difference in differences.items():
             assert difference < 1e-5, (name, difference)
+
+
+class Chatty(nn.Module):
+    """Blocks that leave a loss of their own in a list which they are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Noting() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        noted = []
+        for block in self.blocks:
+            x = block(x, noted)
+        return x.square().sum() + sum(noted)
+
+
+class Noting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, noted: list) -> torch.Tensor:
+        x = torch.tanh(self.linear(x))
+        noted.append(x.mean())
+        return x
+
+
+def test_a_list_that_a_unit_fills_is_the_callers_and_what_broke_off_leaves_nothing():
+    """As one process does: also after a backward that raised, and a block called by itself."""
+
+    class Broken(Exception):
+        pass
+
+    def broken(gradient):
+        raise Broken
+
+    def fn():
+        torch.manual_seed(0)
+        ours, alone = Chatty(), Chatty()
+        alone.load_state_dict(ours.state_dict())
+        zero = ZeRO3(ours, torch.optim.SGD, lr=0.1)
+        plain = torch.optim.SGD(alone.parameters(), lr=0.1)
+        x = torch.linspace(-1, 1, 8).view(2, 4)
+        for n in range(3):
+            if n == 1:  # the first block's gradient never comes
+                wrong = x.clone().requires_grad_()
+                hidden = ours.blocks[0](wrong, [])
+                hidden.register_hook(broken)
+                loss = ours.blocks[1](hidden, []).sum()
+                try:
+                    zero.backward(loss)
+                except Broken:
+                    zero.zero_grad()
+            zero.backward(ours(x))
+            alone(x).backward()
+            with torch.no_grad():
+                ours.blocks[0](x, [])  # has the next one gathered ahead
+            zero.step()
+            zero.zero_grad()
+            plain.step()
+            plain.zero_grad()
+        return whole_state(ours, zero), alone.state_dict()
+
+    for ours, alone in ranks.run(fn, world_size=2):
+        torch.testing.assert_close(ours, alone)
