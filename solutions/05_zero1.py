@@ -11,7 +11,7 @@
 #
 # After this lesson you can
 # - say what a rank of ZeRO-1 holds: 4P + 12P/N bytes, and when it is 8P + 8P/N;
-# - cut all parameters as one flat buffer, with padding, and say which rank owns what;
+# - cut all parameters as one flat space, with padding, and say which rank owns what;
 # - build ZeRO-1 out of DDP: reduce-scatter, update your shard, all-gather;
 # - clip by a norm of which each rank has a part;
 # - say what it costs, and when the same bytes take longer.
@@ -59,14 +59,13 @@ explorers.memory_ledger(stage="zero1", ranks=64)
 #
 # ## The formula
 #
-# Mixed-precision AdamW keeps 16 bytes for each of P parameters: 2 for the weight, 2 for the gradient,
-# and 12 that only the update needs, an fp32 master and two moments. ZeRO-1 keeps the 12 once, not N
-# times:
+# P is a number of elements. Mixed-precision AdamW keeps 16 bytes for each: 2 for the weight, 2 for
+# the gradient, and 12 that only the update needs, an fp32 master and two moments. ZeRO-1 keeps the
+# 12 once, not N times:
 #
 # $$4P + \frac{12P}{N}$$
 #
-# (Rajbhandari et al. 2020, section 5.1; bf16 or fp16 weights and gradients.) In fp32 it is 16 bytes
-# too, but 4 + 4 + 8: there is no master.
+# (Rajbhandari et al. 2020, section 5.1.) In fp32 it is 16 bytes too, but 4 + 4 + 8: no master.
 #
 # ### Exercise 05-bytes: Bytes on a rank of ZeRO-1 (2 points)
 
@@ -110,6 +109,8 @@ figure.subplots_adjust(left=0.17)
 categories = ("parameters", "gradients", "optimizer_states")
 bars = StackedBars(figure.add_subplot(), list(held), categories)
 bars.update([s.by_category() for s in held.values()], chosen=4, capacity=80 * 2**30, name="80 GiB")
+for label in figure.axes[0].texts:  # on white, where the line passes
+    label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
 alt = "GiB on each rank: DDP 119.7; ZeRO-1 74.8, 52.4, 41.1 and 31.3 on 2, 4, 8 and 64 ranks. "
 alt += "Parameters and gradients, 15 each, stay; optimizer states shrink from 89.7 to 1.4."
 HTML(image_html(figure, alt))
@@ -143,11 +144,11 @@ torch.equal(adamw_steps(weights), adamw_steps(*weights.chunk(2)))
 # To the last bit. So the cut may be anywhere, within a matrix too. (Optimizers that look at a whole
 # tensor, such as Adafactor, Muon or LAMB, do not allow that.)
 #
-# ## One flat buffer
+# ## One flat space
 #
 # Tensors have all sizes. To give each rank the same work, forget them: lay all P elements end to end,
-# and cut. Collectives want equal parts, so round up, $S = \lceil P/N \rceil$, and pad with zeros to
-# N·S. Seven elements on three ranks:
+# in the order of `model.parameters()`, in one **flat space**, and cut. Collectives want equal parts,
+# so round up, $S = \lceil P/N \rceil$, and pad with zeros to N·S. Seven elements on three ranks:
 #
 # | rank 0 | rank 1 | rank 2 |
 # |---|---|---|
@@ -227,7 +228,8 @@ print(f"parameters() {once:,}, module by module {by_module:,}: {by_module - once
 #
 # DDP all-reduces: every rank gets the mean of *all* gradients. An owner needs the mean of its shard
 # alone, and that is a reduce-scatter, half of an all-reduce. The buffer that goes in has N rows of S;
-# rank r gets the sum of the rows r.
+# rank r gets the sum of the rows r. (`reduce_scatter_single` is also known as
+# `reduce_scatter_tensor`.)
 
 
 # %%
@@ -266,7 +268,8 @@ def sharded_optimizer(model, make_optimizer):
     Returns update(), which is called after each backward, when every p.grad is this rank's own.
     update() updates this rank's shard [S] of the parameters by the mean over ranks of the
     gradients, and returns the new shard; it leaves the model as it is. With 10 parameters on 4
-    ranks S is 3, and AdamW's moments have 2·3 elements on each. Nothing of [P] stays alive.
+    ranks S is 3, and AdamW's moments have 2·3 elements on each. Besides the model and its grads,
+    nothing of P elements is alive after update().
     """
     ### BEGIN SOLUTION
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -290,14 +293,28 @@ check("05-update", sharded_optimizer)
 
 # %% [markdown]
 # Your shard is a second copy of some parameters. With 16-bit parameters you need it, in fp32: it is the
-# master. In fp32 it costs 4P/N for nothing, so the course's version cuts it out of the parameters at
+# master. In fp32 it costs 4P/N bytes for nothing, so the course's version cuts it out of the parameters at
 # each step, and frees it.
 #
 # ## Put the parameters back together
 #
 # Each rank has updated its own shard, and no rank has a whole model. An all-gather gives everybody
-# everything.
-#
+# everything: shards of S go in, and [N·S] comes out, rank 0's shard first. (Also known as
+# `all_gather_into_tensor`.)
+
+
+# %%
+def shards_to_all():
+    shard = torch.arange(2.0) + 10 * dist.get_rank()  # [S]
+    whole = torch.empty(4)  # [N·S]
+    dist.all_gather_single(whole, shard)
+    return shard, whole
+
+
+for rank, (shard, whole) in enumerate(ranks.run(shards_to_all, world_size=2)):
+    print(f"rank {rank}: {shard.tolist()} → {whole.tolist()}")
+
+# %% [markdown]
 # ### Exercise 05-gather: Put the parameters back together (3 points)
 
 
@@ -372,14 +389,20 @@ def summed_over_replicas():
 ranks.run(summed_over_replicas, world_size=4)[0]
 
 # %% [markdown]
-# Too large by $\sqrt{4}$. It happens where a job has shards and replicas (HSDP), or where some
-# parameters are not sharded: sum over the ranks of one sharding group only.
+# Too large by $\sqrt{4}$. It happens where a job has shards and replicas (groups of ranks that shard
+# among themselves, and hold copies of each other's shards: HSDP), or where some parameters are not
+# sharded: sum over the ranks of one sharding group only.
 #
 # ## Run: DDP and ZeRO-1
 #
 # `course_lib.sharded.zero1` is what you wrote, and more: buckets, so that only a part of the flat
-# buffer exists at a time; fp32 masters of 16-bit parameters; groups; inf and nan. Read it. The run:
-# four ranks, three AdamW steps on the same batch.
+# space is in a buffer at a time; fp32 masters of 16-bit parameters; groups; inf and nan. Read it:
+# course_lib/sharded/zero1.py.
+#
+# One thing differs: with buckets a rank owns a piece of each bucket, not one stretch of the flat
+# space, and the last parameters come first. S elements it is all the same; lesson 06 shows why.
+#
+# The run: four ranks, three AdamW steps on the same batch.
 
 
 # %%
@@ -452,9 +475,9 @@ print("the same in both, up to 1e-5:", torch.allclose(ours, theirs, atol=1e-5))
 # %% [markdown]
 # ## The receipt: what was held
 #
-# Predict: in fp32, 4P + 4P + 8P for DDP, and 4P + 4P + 8P/4 for ZeRO-1 (and 4 bytes, AdamW's count of
-# steps, one for the flat shard). Measured from the tensors' storages, on each rank; here is rank 3's,
-# whose shard ends in padding.
+# Predict: in fp32, 4P + 4P + 8P bytes for DDP, and 4P + 4P + 8P/4 for ZeRO-1 (and 4 more, AdamW's
+# count of steps, one for the flat shard). Measured from the tensors' storages, on each rank; here is
+# rank 3's, whose shard ends in padding.
 
 
 # %%
@@ -496,8 +519,10 @@ plans["ZeRO-1"]
 
 
 # %% [markdown]
-# As many, but for padding: 2·3/4·4P = 6P. Measured, in the last step; the all-reduce of the norm, one
-# number of 8 bytes, is not on the ledger.
+# As many, but for padding: two passes over the elements, of which a ring sends 3/4 each, of 4 bytes
+# each: 2·3/4·4P = 6P bytes. Measured, in the last step; the all-reduce of the norm is not on the
+# ledger. It is one number of 8 bytes; 48 sent, as a ring cuts nothing smaller than an element:
+# 2·3·8.
 
 
 # %%
@@ -534,7 +559,8 @@ for name, run in runs.items():
 # %% [markdown]
 # DDP hides its all-reduces behind backward. Here nothing is hidden. The reduce-scatters could be, as
 # lesson 06 does; the all-gathers could not: they follow the update, and with clipping the update
-# needs the norm of *all* gradients. (FSDP hides gathers behind the *next forward*, unit by unit.)
+# needs the norm of *all* gradients. (FSDP, PyTorch's ZeRO-3, hides gathers behind the *next
+# forward*, a few layers at a time: lesson 07.)
 #
 # One thing gets cheaper: each rank computes 1/N of the update.
 #
@@ -547,17 +573,18 @@ for name, run in runs.items():
 # | question | ZeRO-1, by your own run |
 # |---|---|
 # | What exactly is sharded that was not before? | The optimizer's states: moments, and fp32 masters. The receipt's third line is 1/4; the other two are DDP's. |
-# | Why does it save memory? | They are 12 of 16 bytes, and the update goes element by element: an owner needs nobody else's. 16P became 7P on four ranks. |
-# | Why does it cost more? | It does not send more: 6P for both. But the all-gather follows the update, when no backward is left to hide it: DDP issued everything during backward, ZeRO-1 nothing. |
+# | Why does it save memory? | They are 12 of 16 bytes per parameter, and the update goes element by element: an owner needs nobody else's. 16P bytes became 7P on four ranks. |
+# | Why does it cost more? | It does not send more: 6P bytes for both. But the all-gather follows the update, when no backward is left to hide it: DDP issued everything during backward, ZeRO-1 nothing. |
 #
-# 4P remain on every rank, however many there are. Next: the gradients.
+# 4P bytes remain on every rank, however many there are. Next: the gradients.
 
 # %% [markdown]
 # ## Say it out loud
 #
 # 1. What does a rank of ZeRO-1 hold, of what, in which precision? What is left with 1000 ranks?
 # 2. Why may the optimizer's states be cut anywhere, even within a matrix? When may they not?
-# 3. DDP sends 2P elements a step, and so does ZeRO-1. Why? And why can it be slower all the same?
+# 3. DDP sends about 2P elements per rank and step, and so does ZeRO-1. Why? And why can it be slower
+#    all the same?
 # 4. What is padding for, who has it, and why does it change neither the update nor the norm?
 # 5. Ranks clip by different factors. What did somebody forget, and how would you notice?
 # 6. Somebody's ZeRO-1 trains well and saves nothing. What do you measure first?
@@ -566,9 +593,10 @@ for name, run in runs.items():
 # ## Summary
 #
 # - ZeRO-1: 4P + 12P/N in mixed precision, 8P + 8P/N in fp32; never below what is not sharded.
-# - One flat buffer, padded to N·S; rank r owns S elements in a row, wherever tensors end.
+# - One flat space, padded to N·S; rank r owns S elements, wherever tensors end: one stretch, or
+#   with buckets a piece of each.
 # - reduce_scatter the mean, update your shard, all_gather: an all-reduce with an update inside.
-# - As many bytes as DDP, however many micro-batches; but exposed.
+# - As many bytes as DDP, however many micro-batches; but exposed: no computing hides them.
 # - Norm: squares add up over shards, one number each; all ranks clip by the same factor.
 # - Equal weights prove no sharding: measure bytes, and read the log. A slice keeps its buffer.
 
@@ -578,7 +606,7 @@ for name, run in runs.items():
 # - Rajbhandari et al. 2020, *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*
 #   (arXiv 1910.02054), sections 5.1 and 7.
 # - PyTorch, `torch.distributed.optim.ZeroRedundancyOptimizer`: owners of whole tensors, not of slices.
-# - Megatron-LM, *Distributed optimizer*: the same idea with gradients kept in fp32, 6 + 12/d or
-#   4 + 16/d bytes.
+# - Megatron-LM, *Distributed optimizer*: the same idea, on d ranks. Bytes per parameter: bf16 with
+#   fp32 gradients 6 + 12/d; fp16 with fp16 gradients 4 + 16/d.
 #
 # Next: lesson 06 shards the gradients as they become ready.

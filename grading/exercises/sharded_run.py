@@ -132,7 +132,7 @@ class ShardedRun:
         """By category, now; gradients are counted as they are."""
         kept = self.kept()
         parameters = list(self.model.parameters())
-        states = [tensor for tensor in self.state_tensors() if tensor.numel() > 1]
+        states = [tensor for optimizer in self._optimizers for tensor in _moments(optimizer)]
         return {
             "parameters": _bytes(parameters),
             "gradients": _bytes(p.grad for p in parameters if p.grad is not None),
@@ -195,14 +195,17 @@ def worded(compare: Compare) -> Compare:
 
     def words(expected: object, got: object) -> str | None:
         first = compare(expected, got)
-        if first is None or not _are_reports(got):
+        if first is None or (problem := _problem(got)):
+            return first and problem
+        if not _are_reports(got):
             return first
         wrong = {}  # aspect: rank and difference
         for rank, report in expected.items():
             for aspect in report:
-                difference = compare(report[aspect], got.get(rank, {}).get(aspect))
+                found = got.get(rank, {}).get(aspect)
+                difference = compare(report[aspect], found)
                 if difference and aspect not in wrong:
-                    wrong[aspect] = f"{rank}: {difference}"
+                    wrong[aspect] = f"{rank}: {_sentence(report[aspect], found) or difference}"
         if not wrong.keys() & ASPECTS:
             return first
         right = [ASPECTS[name] for name in ASPECTS if name in report and name not in wrong]
@@ -214,6 +217,29 @@ def worded(compare: Compare) -> Compare:
     return words
 
 
+def _problem(got: object) -> str:
+    """What a rank says in place of a report, {sentence: {}}; '' where all have reports."""
+    for rank, report in got.items() if isinstance(got, dict) else ():
+        if isinstance(report, dict) and (sentence := _only_a_sentence(report)):
+            return f"on {rank}: {sentence}"
+    return ""
+
+
+def _only_a_sentence(report: dict) -> str:
+    return next(iter(report)) if report and list(report.values()) == [{}] else ""
+
+
+def _sentence(expected: object, found: object) -> str:
+    """A difference in words, where the names inside an aspect would say little."""
+    if not isinstance(expected, dict) or not isinstance(found, dict):
+        return ""
+    for each, few in {"order": "", "numbers": " of a few numbers"}.items():
+        want, sent = expected.get(each), found.get(each)
+        if want is not None and sent is not None and want != sent:
+            return f"you sent {sent or 'nothing'}{few}; expected {want or 'nothing'}"
+    return _only_a_sentence(found)
+
+
 def _are_reports(got: object) -> bool:
     reports = got.values() if isinstance(got, dict) else ()
     return bool(reports) and all(isinstance(r, dict) and r.keys() & ASPECTS for r in reports)
@@ -222,6 +248,12 @@ def _are_reports(got: object) -> bool:
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of the distinct storages behind `tensors`."""
     return sum({_key(t): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def _moments(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Its states, without the step counters: moments may have one element, too."""
+    items = [item for state in optimizer.state.values() for item in state.items()]
+    return [x for name, x in items if name != "step" and isinstance(x, torch.Tensor)]
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:

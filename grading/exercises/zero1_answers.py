@@ -4,6 +4,7 @@ Each is called with the model and `make_optimizer`, before training, and returns
 """
 
 import functools
+import itertools
 
 import torch
 import torch.distributed as dist
@@ -65,6 +66,63 @@ def in_two_pieces(model, make_optimizer):
             work.wait()
         optimizer.step()
         return torch.cat([piece.detach() for piece in pieces])
+
+    return update
+
+
+def with_gradients_freed(model, make_optimizer):
+    """Another way: whole gradients are let go once they are in the flat buffer."""
+    n = dist.get_world_size()
+    shard = nn.Parameter(mine(all_padded(model.parameters())).clone())
+    optimizer = make_optimizer([shard])
+
+    def update():
+        whole = all_padded([p.grad for p in model.parameters()])
+        model.zero_grad(set_to_none=True)
+        shard.grad = torch.empty_like(shard)
+        dist.reduce_scatter_single(shard.grad, whole / n)
+        optimizer.step()
+        optimizer.zero_grad()
+        return shard
+
+    return update
+
+
+def in_pieces_of_each_tensor(model, make_optimizer):
+    """Another way: the optimizer sees each tensor's part of the shard; some have one element."""
+    n = dist.get_world_size()
+    own = mine(all_padded(model.parameters())).clone()
+    size = len(own)  # S
+    begin = dist.get_rank() * size  # of the shard, in the flat buffer
+    ends = itertools.accumulate(p.numel() for p in model.parameters())
+    inside = [end - begin for end in ends if 0 < end - begin < size]
+    spans = [slice(*pair) for pair in itertools.pairwise([0, *inside, size])]
+    pieces = [nn.Parameter(own[span].clone()) for span in spans]
+    optimizer = make_optimizer(pieces)
+
+    def update():
+        mean = torch.empty(size)
+        dist.reduce_scatter_single(mean, all_padded([p.grad for p in model.parameters()]) / n)
+        for piece, span in zip(pieces, spans, strict=True):
+            piece.grad = mean[span].clone()
+        optimizer.step()
+        return torch.cat([piece.detach() for piece in pieces])
+
+    return update
+
+
+def owners_of_whole_tensors(model, make_optimizer):
+    """The tensors, dealt out to the ranks; each gradient is reduced to its owner."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    listed = list(model.parameters())
+    own = listed[rank::n]
+    optimizer = make_optimizer(own)
+
+    def update():
+        for index, parameter in enumerate(listed):
+            dist.reduce(parameter.grad.div_(n), dst=index % n)
+        optimizer.step()
+        return parameters_to_vector(own).detach()
 
     return update
 

@@ -46,16 +46,22 @@ def _gathered(gradient):
     return whole.norm()
 
 
+def _largest_element(gradient, norm):
+    largest = gradient.abs().max()
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return largest
+
+
 def _clip(
     norm=lambda gradient: _all(gradient.square().sum()).sqrt(),
-    most=1.0,
-    scaled=lambda norm: norm,
+    compared=lambda gradient, norm: norm,
 ):
-    """The reference with one thing wrong: the norm, the largest factor, what it is scaled by."""
+    """The reference with one thing wrong: the norm, or what is compared with max_norm."""
 
     def answer(gradient, max_norm):
         found = norm(gradient)
-        gradient *= min(float(max_norm / (scaled(found) + 1e-6)), most)
+        if compared(gradient, found) > max_norm:
+            gradient *= float(max_norm / (found + 1e-6))
         return float(found)
 
     return answer
@@ -77,13 +83,21 @@ def _scaled_by_own_norm(gradient, max_norm):
     return norm.item()
 
 
-def _case(shards: list[list[float]], max_norm: int) -> Case:
-    """The gradient, 40 zeros on every rank besides: it is larger than what the norm needs."""
+def _case(shards: list[list[float]], *limits: float) -> Case:
+    """The gradient, 40 zeros on every rank besides: it is larger than what the norm needs.
+
+    limits: the max_norms. By default one that is longer than the shortest shard and shorter than
+    the whole gradient, and two that are longer than that.
+    """
     longer = [shard + [0.0] * 40 for shard in shards]
     norm = math.hypot(*sum(shards, []))
+    limits = limits or (round((min(math.hypot(*s) for s in shards) + norm) / 2, 2), 100, 1000)
     held = "; ".join(f"rank {r} has {shard} and zeros" for r, shard in enumerate(shards))
-    given = f"{held}; the norm of all is {norm:.6g}; max_norm {max_norm}, then 1000"
-    return Case(f"{len(shards)} ranks", ([[s, max_norm] for s in longer],), given=given)
+    given = (
+        f"{held}; the norm of all is {norm:.6g}; max_norm {' then '.join(f'{m:g}' for m in limits)}"
+    )
+    inputs = [[shard, {"max_norm": list(limits)}] for shard in longer]
+    return Case(f"{len(shards)} ranks", (inputs,), given=given)
 
 
 CLIP = Exercise(
@@ -94,8 +108,10 @@ CLIP = Exercise(
     reference=clip_shard,
     library=(ZeRO1.__init__,),
     alternatives=(_by_norms,),
-    cases=(_case([[3.0, 0.0], [0.0, -4.0], [12.0, 0.0]], 2),),
-    fresh=lambda rng: [_case(on_a_ring.numbers(rng, 4, 3), 1)],
+    # Rank 0's norm is below 3.5; every element is below 12.5; the square of the norm, 13, is not
+    # below 100.
+    cases=(_case([[3.0, 0.0, 0.0], [0.0, -4.0, 0.0], [4.0, 8.0, -8.0]], 3.5, 12.5, 100, 1000),),
+    fresh=lambda rng: [_case(on_a_ring.numbers(rng, 4, 3))],
     run=zero1_runs.clipped,
     compare=close(1e-4, 1e-5),
     nudge="Add up this rank's squares, all_reduce that one number, take the root. The factor is "
@@ -148,9 +164,30 @@ CLIP = Exercise(
         ),
         Misconception(
             "always scaled",
-            _clip(most=math.inf),
+            _clip(compared=lambda gradient, norm: math.inf),
             "You scale short gradients up to max_norm. Clipping only shortens: the factor is at "
             "most 1.",
+        ),
+        Misconception(
+            "the local norm decides",
+            _clip(compared=lambda gradient, norm: gradient.norm()),
+            "The norm is right, but each rank decides by that of its own shard whether to clip: "
+            "some scale and some do not, or none does where the whole gradient is too long.",
+            "Compare max_norm with the norm that you return: it is the same on all ranks.",
+        ),
+        Misconception(
+            "the square decides",
+            _clip(compared=lambda gradient, norm: norm**2),
+            "The norm is right, but you compare its square with max_norm: gradients that are short "
+            "enough are scaled, up to max_norm, and below 1 long ones are not.",
+            "Take the root before you compare.",
+        ),
+        Misconception(
+            "the largest element decides",
+            _clip(compared=_largest_element),
+            "The norm is right, but you clip only where an element is larger than max_norm. Many "
+            "small elements make a long gradient: the norm decides.",
+            "Compare max_norm with the norm that you return.",
         ),
         Misconception(
             "gathers the gradient",

@@ -48,6 +48,11 @@ def _alone(whole, shard):
     mine(whole).copy_(shard)
 
 
+def _alone_in_zeros(whole, shard):
+    whole.zero_()
+    mine(whole).copy_(shard)
+
+
 def _summed(whole, shard):
     whole.zero_()
     mine(whole).copy_(shard)
@@ -65,8 +70,23 @@ def _dealt_out(whole):
     return whole.view(dist.get_world_size(), -1).T.flatten()
 
 
-def _into_a_copy(whole, parameters):
-    parameters_to_vector(parameters).detach().copy_(whole[: sum(p.numel() for p in parameters)])
+def _last_rank_first(whole):
+    return whole.view(dist.get_world_size(), -1).flip(0).flatten()
+
+
+def _last_parameter_first(whole, parameters):
+    vector_to_parameters(whole, reversed(list(parameters)))
+
+
+def _in_double(whole, parameters):
+    vector_to_parameters(whole.double(), parameters)
+
+
+def _frozen(whole, parameters):
+    listed = list(parameters)
+    vector_to_parameters(whole, listed)
+    for parameter in listed:
+        parameter.requires_grad_(False)
 
 
 def _but_for_the_last(whole, parameters):
@@ -83,6 +103,13 @@ def _cut_each_shard(whole):
     n = dist.get_world_size()
     cut = torch.cat([row[:-1] for row in whole.view(n, -1)])
     return torch.cat([cut, cut.new_zeros(len(whole) - len(cut))])
+
+
+def _kept(model, shard):
+    whole = all_padded(model.parameters())
+    dist.all_gather_single(whole, shard)
+    vector_to_parameters(whole.clone(), model.parameters())
+    model.whole = whole
 
 
 def _new_parameters(model, shard):
@@ -120,6 +147,13 @@ GATHER = Exercise(
             "dist.all_gather_single(whole, shard)",
         ),
         Misconception(
+            "no communication, zeros for the rest",
+            _gather(collect=_alone_in_zeros),
+            "You wrote your own shard only; the rest of the buffer is zeros. The other ranks have "
+            "what belongs there, and have to send it.",
+            "dist.all_gather_single(whole, shard) fills whole, on every rank.",
+        ),
+        Misconception(
             "a sum of zeros",
             _gather(collect=_summed),
             "The numbers are right, but you all_reduce a buffer that is nearly all zeros: twice "
@@ -138,6 +172,18 @@ GATHER = Exercise(
             "a row: rank 0's shard comes first, as a whole, then rank 1's.",
         ),
         Misconception(
+            "the last parameter first",
+            _gather(write=_last_parameter_first),
+            "Elements are in the order of model.parameters(): the first of [N·S] belong to the "
+            "first parameter. You began with the last one.",
+        ),
+        Misconception(
+            "the last rank first",
+            _gather(arrange=_last_rank_first),
+            "You put the last rank's shard first. Elements are in the order of "
+            "model.parameters(), and of the ranks: rank 0 has the first S.",
+        ),
+        Misconception(
             "padding lost, and parameters with it",
             _gather(write=_but_for_the_last),
             "The last elements are never updated: you leave out as many parameters as there is "
@@ -149,6 +195,25 @@ GATHER = Exercise(
             _gather(arrange=_cut_each_shard),
             "You cut each rank's shard short. Only the end of the whole is padding: drop what lies "
             "behind the first P elements of [N·S].",
+        ),
+        Misconception(
+            "frozen",
+            _gather(write=_frozen),
+            "The numbers are right, but you set requires_grad to False, so the next backward gives "
+            "no gradients. Write the values, and leave the rest of a parameter as it is.",
+        ),
+        Misconception(
+            "in fp64",
+            _gather(write=_in_double),
+            "The numbers are right, but the parameters are of another dtype than before: in fp64 "
+            "they take twice the bytes. Write them in the dtype that they have.",
+        ),
+        Misconception(
+            "a second copy kept",
+            _kept,
+            "The numbers are right, but you keep a second copy of the whole model: P elements more "
+            "on every rank. In fp32 that takes back half of what ZeRO-1 can save at most.",
+            "Let the gathered buffer be local: it is freed, or the parameters become views of it.",
         ),
         Misconception(
             "new parameters",

@@ -5,6 +5,7 @@ answer, and so must not be called while one runs.
 """
 
 import functools
+import operator
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from course_lib.checks.exercise import Case
 from course_lib.checks.on_ranks import on_ranks
 from grading.exercises import sharded_run
 
+UNEQUAL = "update() must return S elements on every rank; yours differ from rank to rank"
 OPTIMIZERS = {
     "SGD with momentum": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9),
     "AdamW": functools.partial(torch.optim.AdamW, lr=0.1),
@@ -63,17 +65,29 @@ def updated(answer, job: dict) -> dict:
         model(batch).backward()
         with run.step():
             shard = update()
+        sizes = _everyones(shard.numel() if isinstance(shard, torch.Tensor) else -1)
         if not isinstance(shard, torch.Tensor):
             return {f"update() must return this rank's shard; yours returned {shard!r:.80}": {}}
+        if len(set(sizes)) > 1:
+            return {UNEQUAL: {}}  # whichever they are
         shard = shard.detach().clone()  # what was returned is not kept by us
         if shard.shape != mine(all_padded(model.parameters())).shape:
             break  # there is no telling where it belongs
         gather(model, shard)
     report = run.report({"shard": shard})
+    held = report["resident"]
+    held["gradients"] = max(held["gradients"], run.size)  # who frees them is right, too
     sent = report["collectives"]
     if "all_reduce" in sent["order"]:  # in whatever pieces
         report["collectives"] = {"order": sent["order"]}
     return report
+
+
+def _everyones(number: int) -> list[int]:
+    """This number of each rank."""
+    found = torch.empty(dist.get_world_size(), dtype=torch.int64)
+    dist.all_gather_single(found, torch.tensor([number]))
+    return found.tolist()
 
 
 def put_together(answer, job: dict) -> dict:
@@ -85,24 +99,27 @@ def put_together(answer, job: dict) -> dict:
     run = sharded_run.ShardedRun(model)
     with run.step():
         answer(model, shard)
-    same = all(p is q for p, q in zip(before, model.parameters(), strict=True))
-    report = run.report(dict(model.named_parameters()), resident=False)
-    return report | {"the parameters are the same objects": same}
+    after = list(model.parameters())
+    return run.report(dict(model.named_parameters())) | {
+        "the parameters are the same objects": all(map(operator.is_, before, after)),
+        "the parameters are trained": all(p.requires_grad for p in after),
+        "the parameters are": ", ".join({str(p.dtype) for p in after}),
+    }
 
 
 def clipped(answer, case: Case) -> dict[str, object]:
-    """05-clip, on each rank, with the case's max_norm and with one that is too long to clip.
+    """05-clip, on each rank, with each max_norm of the case.
 
     Gives the norm returned, the gradient afterwards, and what was communicated.
     """
 
-    def on_this_rank(gradient, max_norm):
+    def on_this_rank(gradient, limits):
         found = {}
-        for limit in (max_norm, 1000):
+        for limit in limits["max_norm"]:
             shard, before = gradient.clone(), len(ranks.entries())
             norm = answer(shard, limit)
             sent = sharded_run.collectives(ranks.entries()[before:])
-            found[f"max_norm {limit}"] = {
+            found[f"max_norm {limit:g}"] = {
                 "norm": norm,
                 "gradient": shard[:3].tolist(),
                 "sent": "numbers alone" if sent["numbers"] and not sent["order"] else sent,

@@ -25,7 +25,12 @@ UPDATE = Exercise(
     points={"all": 5},
     reference=answers.sharded_optimizer,
     library=(ZeRO1.__init__,),
-    alternatives=(answers.without_a_copy_between_steps, answers.in_two_pieces),
+    alternatives=(
+        answers.without_a_copy_between_steps,
+        answers.in_two_pieces,
+        answers.with_gradients_freed,
+        answers.in_pieces_of_each_tensor,
+    ),
     cases=(small_model.job([3, 4, 4, 2], 4, seed=1, steps=2, optimizer="SGD with momentum"),),
     fresh=lambda rng: [
         small_model.job(
@@ -95,6 +100,14 @@ UPDATE = Exercise(
             "Your shards have P // N elements, so the last P % N parameters belong to nobody and "
             "are never updated. Round up, and pad with zeros.",
             "`padded(tensors)` has a length that N divides.",
+        ),
+        Misconception(
+            "owners of whole tensors",
+            answers.owners_of_whole_tensors,
+            "Your shards differ in length, as where each rank owns whole tensors. Then one rank "
+            "may own most of the model, and no single collective fits. Cut the flat buffer: S "
+            "elements on every rank, wherever tensors end.",
+            "`padded(model.parameters(), n).view(n, -1)` has a row of S elements for each rank.",
         ),
         Misconception(
             "a view",
