@@ -392,7 +392,8 @@ ranks.run(summed_over_replicas, world_size=4)[0]
 # Too large by $\sqrt{4}$. It happens where a job has shards and replicas (groups of ranks that shard
 # among themselves, and hold copies of each other's shards: HSDP), or where some parameters are not
 # sharded: sum over the ranks of one sharding group only.
-#
+
+# %% [markdown]
 # ## Run: DDP and ZeRO-1
 #
 # `course_lib.sharded.zero1` is what you wrote, and more: buckets, so that only a part of the flat
