@@ -304,15 +304,15 @@ check("05-update", sharded_optimizer)
 
 
 # %%
-def shards_to_all():
-    shard = torch.arange(2.0) + 10 * dist.get_rank()  # [S]
-    whole = torch.empty(4)  # [N·S]
-    dist.all_gather_single(whole, shard)
-    return shard, whole
+def to_all():
+    mine = torch.arange(2.0) + 10 * dist.get_rank()  # [S]
+    everyones = torch.empty(4)  # [N·S]
+    dist.all_gather_single(everyones, mine)
+    return mine, everyones
 
 
-for rank, (shard, whole) in enumerate(ranks.run(shards_to_all, world_size=2)):
-    print(f"rank {rank}: {shard.tolist()} → {whole.tolist()}")
+for rank, (mine, everyones) in enumerate(ranks.run(to_all, world_size=2)):
+    print(f"rank {rank}: {mine.tolist()} → {everyones.tolist()}")
 
 # %% [markdown]
 # ### Exercise 05-gather: Put the parameters back together (3 points)
