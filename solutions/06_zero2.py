@@ -55,8 +55,10 @@ ranks.warm_up()  # loads what the ranks need, in the background
 explorers.ladder(model="llama2-7b", ranks=64, rung="zero2")
 
 # %% [markdown]
-# With one micro-batch the second rung is free: 2P, as DDP. With eight it sends 9P, where ZeRO-1
-# still sends 2P. This lesson builds that rung, and shows where both numbers come from.
+# Call what it costs to send all parameters, or gradients, through the ring once **one pass (P)**:
+# 2P is 24.7 GiB here. With one micro-batch the second rung is free: 2P, as DDP. With eight it sends
+# 9P, where ZeRO-1 still sends 2P. This lesson builds that rung, and shows where both numbers come
+# from.
 #
 # ## What ZeRO-1 left whole
 #
@@ -101,22 +103,31 @@ for what, nbytes in ranks.run(one_step, world_size=4, args=(ZeRO1,))[0].items():
 #
 # ## Who owns what
 #
-# As in lesson 05, all parameters lie end to end in a **flat space**. It is cut into buckets, each
-# bucket into N pieces, and rank r owns the r-th piece of every bucket. Its **shard** is these
-# pieces, side by side. A toy with 11 parameters, two ranks, buckets of 4 elements:
+# As in lesson 05, all parameters lie end to end in a **flat space**. Unlike lesson 05's single cut,
+# which gave each rank one stretch in the module's order, this flat space is in reversed order and
+# cut into buckets, each bucket into N pieces, and rank r owns the r-th piece of every bucket. Its
+# **shard** is these pieces, side by side. A toy with 11 parameters, two ranks, buckets of 4
+# elements:
 
 # %%
 toy = nn.Sequential(nn.Linear(2, 3), nn.Linear(1, 1))
 names = {parameter: name for name, parameter in toy.named_parameters()}
-flat = Flat([list(toy.parameters())], rank=0, world_size=2, bucket_bytes=16)
+flat = Flat([list(toy.parameters())], rank=0, world_size=2, bucket_bytes=16)  # 4 fp32 elements
+
+
+def show(cut):
+    return f"[{cut.start}:{cut.stop}]"
+
+
 print(f"a shard has {flat.shard_size} elements")
 for number, bucket in enumerate(flat.buckets):
-    print(f"bucket {number}: size {bucket.size}, in_shard {bucket.in_shard}")
+    print(f"bucket {number}: size {bucket.size}, in_shard {show(bucket.in_shard)}")
     for part in bucket.parts:
-        print(f"    {names[part.parameter]}, elements {part.within} go to place {part.place}")
+        print(f"    {names[part.parameter]:8} {show(part.within)} → {show(part.place)}")
 
 # %% [markdown]
-# Last parameters first, since backward computes their gradients first. A parameter may lie in two
+# Left of the arrow are a parameter's elements, right of it their places in the bucket. Last
+# parameters first, since backward computes their gradients first. A parameter may lie in two
 # buckets. The last bucket has 4 elements, but its parts fill 3: one is padding, so that it splits
 # evenly.
 #
@@ -229,13 +240,18 @@ check("06-free", reduce_and_free)
 # That is the heart of ZeRO-2. `course_lib.sharded.zero2` adds three things: it starts a
 # reduce_scatter with `async_op=True` and goes on, so that it travels while backward computes; it
 # has at most two under way, since each holds a bucket; and buckets leave in the same order on all
-# ranks, with zeros for parameters that got no gradient. Read it.
-#
+# ranks, with zeros for parameters that got no gradient. That order is learnt: in the first backward
+# it is the flat space's, and at its end rank 0 broadcasts, once, in which order its buckets were
+# complete. Read it: course_lib/sharded/zero2.py.
+
+# %% [markdown]
 # ## See it: a step in bytes
 #
 # `measure.LiveBytes` notes every tensor's bytes as it comes and goes. Follow rank 0 through one
-# step, of two micro-batches, under both stages. Before you look: where do they differ, where are
-# they the same?
+# step, of two micro-batches, under both stages. The *peak* of a stretch is the most that is live at
+# any of its moments: this is what must fit (more in lesson 02). `foreach=False` has AdamW update
+# one tensor at a time, so that its temporaries are small. Before you look: where do the stages
+# differ, where are they the same?
 
 
 # %%
@@ -273,7 +289,7 @@ def draw(axes, name, step, every=16):
     """Stacked areas of bytes by category: of each 16 moments the one with most."""
     moments, starts = step["moments"], range(0, len(step["moments"]), every)
     fullest = [max(moments[i : i + every], key=lambda live: sum(live.values())) for i in starts]
-    categories = [c for c in COLOURS if any(c in live for live in moments)]
+    categories = [c for c in COLOURS if any(live.get(c) for live in fullest)]
     rows = [[live.get(c, 0) / MIB for live in fullest] for c in categories]
     axes.stackplot(starts, rows, colors=[COLOURS[c] for c in categories], linewidth=0)
     axes.axvline(step["backward"], color="black", linestyle="--", linewidth=1)
@@ -293,15 +309,23 @@ for c in COLOURS:
     if c in shown:
         panels[0].fill_between([], [], color=COLOURS[c], label=LABELS[c])
 figure.legend(loc="upper center", ncols=4, frameon=False, fontsize=9)
-alt = "Live bytes in a step. ZeRO-1: gradients grow to 4P in the first backward and stay until the "
-alt += "end. ZeRO-2: gradients stay at P, a shard, with a few buckets on top while backward runs."
+most = {
+    name: max(live.get("gradients", 0) for live in step["moments"]) / MIB
+    for name, step in steps.items()
+}
+alt = f"Live bytes in a step. ZeRO-1: gradients grow to {most['ZeRO-1']:.1f} MiB in the first "
+alt += f"backward and stay until the end. ZeRO-2: they stay at {most['ZeRO-2']:.1f} MiB or below, "
+alt += "with a few buckets on top while backward runs."
 HTML(image_html(figure, alt))
 
 # %% [markdown]
 # Under ZeRO-1 gradients grow during the first backward and stay, through the second one and the
 # update. Under ZeRO-2 a shard stays, and buckets come and go on top. Parameters, optimizer states
 # and activations are the same. The spike at the right edge is the update, with AdamW's temporaries.
-#
+# "Other" is what backward and the update make on their way and let go: gradients on their way
+# through layers, for example.
+
+# %% [markdown]
 # ## Accumulation
 #
 # Several micro-batches add up to one step. Where is the sum? DDP and ZeRO-1 add in `grad`, whole,
@@ -339,7 +363,7 @@ check("06-accumulate", accumulate)
 
 # %% [markdown]
 # Small code, and a large consequence: each micro-batch is reduced. Now count. P elements once
-# through a ring cost a rank (N-1)/N · P; call it P for short.
+# through a ring cost a rank (N-1)/N · P: that is one pass, P for short.
 #
 # - ZeRO-1: a reduce_scatter of the summed gradients, an all_gather of updated parameters.
 # - ZeRO-2: as many reduce_scatters as there are micro-batches, and the same all_gather.
@@ -375,7 +399,7 @@ check("06-volume", volume)
 #
 # ## Run: equal to DDP, and the receipts
 #
-# Three AdamW steps on four ranks: DDP, and ZeRO-1 and 2 with one and with four micro-batches.
+# Two AdamW steps on four ranks: DDP, and ZeRO-1 and 2 with one and with four micro-batches.
 
 
 # %%
@@ -395,10 +419,10 @@ def optimized(stage):
 
 # %%
 def train(stage, micro_batches):
-    """Three steps: the parameters, bytes at rest, and how much had been issued before the last."""
+    """Two steps: the parameters, bytes at rest, and how much had been issued before the last."""
     module, backward, optimizer = optimized(stage)
     model = module.module if stage is DDP else module
-    for _ in range(3):
+    for _ in range(2):
         optimizer.zero_grad()
         issued = len(ranks.entries())
         for micro_batch in my_part().chunk(micro_batches):
@@ -419,10 +443,11 @@ runs = {
 }
 base = runs["DDP", 1][0]["parameters"]
 start = nn.utils.parameters_to_vector(models.build(lab).parameters()).detach()
-print(f"three steps moved a parameter by up to {(base - start).abs().max():.1e}")
+print(f"two steps moved a parameter by up to {(base - start).abs().max():.1e}")
 for (name, micro_batches), run in runs.items():
     off = (run[0]["parameters"] - base).abs()
-    print(f"{name:5}, {micro_batches} micro-batches: {(off < 1e-5).double().mean():.3%} as DDP's")
+    each = "micro-batch" if micro_batches == 1 else "micro-batches"
+    print(f"{name:5}, {micro_batches} {each}: {(off < 1e-5).double().mean():.3%} as DDP's")
 
 # %% [markdown]
 # The same but for rounding: the order in which floats are added differs.
@@ -477,14 +502,14 @@ for name, micro_batches in [key for key in runs if key[0] != "DDP"]:
     recipe = specs.Recipe("fp32", grad_accum=micro_batches)
     strategy = specs.Strategy(name.lower(), gpus=4)
     plan = comm.step(lab, recipe, strategy, bucket_bytes=4 * MIB)
-    line = f"{name}, {micro_batches} micro-batches"
+    line = f"{name}, {micro_batches} micro-batch{'es' if micro_batches > 1 else ''}"
     predicted[line] = plan.bytes_per_rank
     measured[line] = sum(logs[name, micro_batches].bytes().values())
-    print(line, plan.counts() == logs[name, micro_batches].counts())
+    print(f"{line}: counts agree: {plan.counts() == logs[name, micro_batches].counts()}")
 measure.receipt("one step, sent by each rank", predicted, measured)
 
 # %% [markdown]
-# 2P, 2P, 2P, 5P; and the counts agree, too (`True`): one reduce_scatter for each bucket and
+# 2P, 2P, 2P, 5P; and the counts agree, too: one reduce_scatter for each bucket and
 # micro-batch, one all_gather for each bucket. Drawn, ZeRO-2's step of four micro-batches:
 
 # %% tags=["nbval-ignore-output"]
@@ -511,7 +536,7 @@ def peak_of_backward(stage, bucket_bytes):
 
 def peaks():
     model = 4 * lab.parameters
-    sizes = {"1 MiB": MIB, "4 MiB": 4 * MIB, "half the model": model // 2, "the model": model}
+    sizes = {"1 MiB": MIB, "4 MiB": 4 * MIB, "the model": model}
     return {"ZeRO-1": peak_of_backward(ZeRO1, MIB)} | {
         f"ZeRO-2, {name}": peak_of_backward(ZeRO2, nbytes) for name, nbytes in sizes.items()
     }
@@ -522,10 +547,10 @@ for name, nbytes in ranks.run(peaks, world_size=4)[0].items():
     print(f"{name:24} {nbytes / MIB:6.1f} MiB")
 
 # %% [markdown]
-# With buckets of a fifth of the model ZeRO-2 has lost what it won, and with larger ones it is
-# *worse* than ZeRO-1. A bucket is there several times: two travel while the next ones fill, and
-# gloo's reduce_scatter works on a copy of its own (NCCL's does not). Only where a bucket is small
-# against the model is the peak near its floor: parameters, a shard, activations.
+# Already with buckets of a fifth of the model ZeRO-2 needs *more* than ZeRO-1. A bucket is there
+# several times: two travel while the next ones fill, and gloo's reduce_scatter works on a copy of
+# its own (NCCL's does not). Only where a bucket is small against the model is the peak near its
+# floor: parameters, a shard, activations.
 
 # %% [markdown]
 # It is no curiosity of this machine. DeepSpeed's `reduce_bucket_size` is 5e8 **elements** by

@@ -62,9 +62,9 @@ ranks.warm_up()  # loads what the ranks need, in the background
 explorers.ladder(model="llama3-8b", ranks=64, rung="zero2")
 
 # %% [markdown]
-# From 17 GiB to 2, and a step sends half as much again: 3P in place of 2P. With eight micro-batches
-# it sends 24P, where ZeRO-2 sends 9P. This is the last rung, and the first that costs something in
-# every step.
+# From 17 GiB to 2, and a step sends half as much again: 3P in place of 2P (P: all parameters once
+# through the ring). With eight micro-batches it sends 24P, where ZeRO-2 sends 9P. This is the last
+# rung, and the first that costs something in every step.
 #
 # ## What ZeRO-2 left whole
 #
@@ -216,8 +216,9 @@ def shard_forward(unit):
     Runs on every rank, once for each unit (an nn.Module, the same on all ranks).
     Returns {parameter: shard [s]}, and registers hooks on the unit. At once and after each
     forward, every parameter's storage has 0 bytes. Before each forward, one all_gather for each
-    parameter brings the shards [s] of all ranks together, [N·s], and the parameter has its first
-    numel elements. A weight of shape [3, 3] on 2 ranks: s is 5, 10 are gathered, 9 are written.
+    parameter brings the shards [s] of all ranks together, [N·s], and the parameter has the first
+    numel of these elements; no other copy stays. A weight of shape [3, 3] on 2 ranks: s is 5, 10
+    are gathered, 9 are written.
     """
     ### BEGIN SOLUTION
     shards = {p: piece_of(p) for p in unit.parameters()}
@@ -269,9 +270,10 @@ def shard_backward(unit, gather, free):
 
     gather(): the unit's parameters are whole. free(): they are empty, as they are after forward.
     Registers hooks, and returns {parameter: [s]}, a dict that backward fills: of each trained
-    parameter this rank's shard of the mean over ranks, summed over micro-batches. Each p.grad is
-    None in the end. Some are trained; frozen ones (requires_grad False) get no gradient. On 2
-    ranks, gradients [2., 4., 6.] and [4., 0., 2.] are [3., 2.] on rank 0, and [4., 0.] on rank 1.
+    parameter this rank's shard of the mean over ranks (reduce_scatter), summed over micro-batches.
+    When a unit is through, each p.grad is None, and no copy of a whole gradient stays. Frozen
+    parameters (requires_grad False) get no gradient. On 2 ranks, gradients [2., 4., 6.] and
+    [4., 0., 2.] are [3., 2.] on rank 0, and [4., 0.] on rank 1.
     """
     ### BEGIN SOLUTION
     trained = [p for p in unit.parameters() if p.requires_grad]
@@ -423,11 +425,6 @@ class Job:
             self.optimizer = stage(self.model, torch.optim.AdamW, **buckets, **options)
             self.backward = self.optimizer.backward
 
-    def parameters(self):
-        """The model's, whole or empty, and this rank's shards of them."""
-        shards = self.optimizer.parameter_tensors() if isinstance(self.optimizer, ZeRO3) else []
-        return [*self.model.parameters(), *shards]
-
     def step(self, micro_batches=1):
         self.optimizer.zero_grad()
         for part in tokens[dist.get_rank() :: dist.get_world_size()].chunk(micro_batches):
@@ -534,7 +531,7 @@ def followed(stage):
     job = Job(stage)
     job.step()
     job.optimizer.zero_grad()
-    with measure.LiveBytes(job, job.optimizer) as live:
+    with measure.LiveBytes(job.model, job.optimizer) as live:
         job.backward(job.module(tokens[dist.get_rank() :: dist.get_world_size()]))
         backward = len(live.timeline)
         job.optimizer.step()
@@ -639,7 +636,7 @@ def climbed():
     found = {name: {"losses": [job.step(), job.step()]} for name, job in jobs.items()}
     for name, job in jobs.items():
         start = len(ranks.entries())
-        with measure.LiveBytes(job, job.optimizer) as live:
+        with measure.LiveBytes(job.model, job.optimizer) as live:
             found[name]["losses"].append(job.step())
         found[name] |= {"log": (start, len(ranks.entries())), "peak": live.peak.total}
         found[name]["held"] = measure.model_state_bytes(job.model, job.optimizer)
@@ -667,11 +664,29 @@ for name, seen in climb[0].items():
 ladder(rungs)
 
 # %% [markdown]
-# At rest every rung holds less than the one before. At the peak ZeRO-2 need not: its buckets of 4
-# MiB are large beside a model of 20 (lesson 06). Three move the same, the last half as much again.
-# The times are those of processes on one machine, whose network is its memory: they show what more
+# At rest every rung holds less than the one before, and at the peak, too. But the peak falls by
+# less: activations are the same on every rung, and buffers come on top. ZeRO-2's buckets of 4 MiB
+# are large beside a model of 20 (lesson 06). Three move the same, the last half as much again. The
+# times are those of processes on one machine, whose network is its memory: they show what more
 # and smaller collectives and more copies cost. On a cluster the link decides (the explorer above).
+
+# %% [markdown]
+# ## The peak, predicted
 #
+# `measure.work` follows one micro-batch of the plain model in one process: activations, and when
+# each gradient is there. `predicted_peak` adds what a rung holds at each of these moments. Peaks
+# differ by a little from run to run, as a thread lets go of a buffer late.
+
+# %% tags=["nbval-ignore-output"]
+model = Lab()
+events = measure.work(model.llama, lambda: model(tokens[::4]))
+for name, seen in climb[0].items():
+    recipe, strategy = specs.Recipe("fp32"), specs.Strategy(name, gpus=4)
+    peak = measure.predicted_peak(events, lab, recipe, strategy, bucket_bytes=4 * MIB)
+    print(f"{name}: predicted {peak.bytes / MIB:5.1f} MiB, at {peak.at};", end=" ")
+    print(f"measured {seen['peak'] / MIB:5.1f} MiB, {seen['peak'] / peak.bytes:.3f} of it")
+
+# %% [markdown]
 # ## The paper's numbers, from one rank of 64
 #
 # Table 1 of the ZeRO paper, 7.5 billion parameters on 64 ranks: 120 GB on each without sharding,

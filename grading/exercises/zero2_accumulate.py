@@ -49,13 +49,6 @@ def _no_sync(model, backward, micro_batches):
     return backward(model(last) / len(micro_batches))
 
 
-def _no_sync_undivided(model, backward, micro_batches):
-    *early, last = micro_batches
-    for batch in early:
-        model(batch).backward()
-    return backward(model(last))
-
-
 def _accumulate(share=lambda n: n, after=lambda n: 1, keep=lambda total, shard: total + shard):
     """The reference with one thing wrong."""
 
@@ -75,6 +68,16 @@ def _last_only(model, backward, micro_batches):
 def _in_a_list(model, backward, micro_batches):
     shards = [backward(model(batch)) for batch in micro_batches]
     return sum(shards) / len(shards)
+
+
+def _in_a_whole_sum(model, backward, micro_batches):
+    size, rank = dist.get_world_size(), dist.get_rank()
+    sums = None  # [N, S]
+    for batch in micro_batches:
+        shard = backward(model(batch) / len(micro_batches))
+        sums = torch.zeros(size, len(shard)) if sums is None else sums
+        sums[rank] += shard
+    return sums[rank]
 
 
 def _one_backward(model, backward, micro_batches):
@@ -122,9 +125,11 @@ ACCUMULATE = Exercise(
     reference=accumulate,
     library=(ZeRO2.__init__,),
     alternatives=(_divide_at_the_end, _running_mean, _from_the_first),
-    cases=(small_model.job([3, 4, 2, 1], 2, seed=1, steps=5, bucket=12),),
+    cases=(small_model.job([3, 4, 2, 1], 3, seed=1, steps=5, bucket=12),),
     fresh=lambda rng: [
-        small_model.job([5, rng.choice((6, 7)), 4, 2], 3, rng.randrange(10**6), steps=5, bucket=30)
+        small_model.job(
+            [5, 6, 4, 2], 3, rng.randrange(10**6), steps=rng.choice((4, 6, 7)), bucket=30
+        )
     ],
     run=small_model.on_small_model(zero2_on_ranks.accumulated),
     compare=zero2_on_ranks.near,
@@ -138,22 +143,10 @@ ACCUMULATE = Exercise(
             "Call backward(loss), which reduces and frees, for every micro-batch.",
         ),
         Misconception(
-            "no_sync kept, and not divided",
-            _no_sync_undivided,
-            _NO_SYNC,
-            "Call backward(loss) for every micro-batch, with its loss divided by their number.",
-        ),
-        Misconception(
             "the last one overwrites",
             _accumulate(keep=lambda total, shard: shard),
             _LAST,
             "Add to what is there: +=, not =.",
-        ),
-        Misconception(
-            "the last one overwrites, not divided",
-            _accumulate(share=lambda n: 1, keep=lambda total, shard: shard),
-            _LAST,
-            "Add to what is there, and divide each loss by the number of micro-batches.",
         ),
         Misconception(
             "the last micro-batch only",
@@ -179,10 +172,10 @@ ACCUMULATE = Exercise(
             "divide by len(micro_batches).",
         ),
         Misconception(
-            "divided by the ranks instead",
-            _accumulate(share=lambda n: 1, after=lambda n: dist.get_world_size()),
-            "You divide by the number of ranks. backward gives a mean over ranks already; divide "
-            "by len(micro_batches).",
+            "divided by a number",
+            _accumulate(share=lambda n: 5),
+            "You divide by 5, as if that were always the number of micro-batches: it is "
+            "len(micro_batches).",
         ),
         Misconception(
             "the first one twice",
@@ -194,9 +187,16 @@ ACCUMULATE = Exercise(
         Misconception(
             "shards in a list",
             _in_a_list,
-            "The sum is right, but you keep every micro-batch's shard until the end: G shards in "
-            "place of one, and with as many micro-batches as ranks that is a whole copy again.",
+            "The sum is right, but you keep every micro-batch's shard, or a copy of it, until the "
+            "end: G shards in place of one, and with as many micro-batches as ranks that is a "
+            "whole copy again.",
             "Add each shard to one sum, and let it go.",
+        ),
+        Misconception(
+            "a sum of whole gradients",
+            _in_a_whole_sum,
+            "The shard is right, but you keep a sum with room for all N shards, [N, S]: a whole "
+            "copy on every rank, of which the rank fills 1/N. One [S] is enough.",
         ),
         Misconception(
             "all_reduce of the sum",

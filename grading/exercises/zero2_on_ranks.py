@@ -1,13 +1,16 @@
 """What lesson 06's answers are put through on a rank, beside what `sharded_run` measures.
 
 That the numbers are right is the least of it. ZeRO-2 is about when a whole gradient is alive, and
-for how long: so these note, as each gradient becomes ready, which others are still in memory and
-what has been sent. Each is a `one_rank(answer, job)` for `small_model.on_small_model`; the job's
-"bucket" is in elements.
+for how long: so these note, as each gradient becomes ready or each collective is waited for, what
+is in memory, and what has been sent. Meanwhile memory that nobody has written to is NaN, so that
+torch.empty is not right by luck. Each is a `one_rank(answer, job)` for
+`small_model.on_small_model`; the job's "bucket" is in elements, and small against the model.
 """
 
+import gc
+import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -27,14 +30,19 @@ def reduced(answer: Answer, job: dict) -> dict:
     model, (batch,) = sharded_run.built(job)
     flat = flat_space(model, job)
     model(batch).backward()
-    run = ShardedRun(model)
+    run = _Run(model)
+    most = run.most_at_waits()
     before = _issued()
+    torch.set_deterministic_debug_mode("warn")  # fills uninitialised memory with NaN
     with run.step():
         shard = answer(flat)
     number = _issued() - before
     report = run.report({"the shard": shard})
     report["collectives"]["number"] = number
-    return report
+    report["moments"] = {"beside grad, a whole copy at once": most() >= run.size}
+    held = report["resident"]["gradients"]
+    report["resident"]["gradients"] = held if held > run.size else "at most the model's"
+    return _readable(report)
 
 
 def freed(answer: Answer, job: dict) -> dict:
@@ -42,8 +50,9 @@ def freed(answer: Answer, job: dict) -> dict:
     model, batches = sharded_run.built(job)
     flat = flat_space(model, job)
     shard = torch.zeros(flat.shard_size)
-    run = ShardedRun(model)
-    seen = _Gradients(model)
+    run = _Run(model)
+    seen = _Gradients(model, run)
+    torch.set_deterministic_debug_mode("warn")
     answer(flat, shard)
     values = {}
     for number, batch in enumerate(batches, start=1):
@@ -61,31 +70,68 @@ def freed(answer: Answer, job: dict) -> dict:
     report["moments"] = {
         "reduced before the last gradient": _share(early, len(flat.buckets)),
         "whole gradients alive at once": _share(seen.most, run.size),
+        "a whole copy, or near, beside them": 2 * seen.most_beside > run.size,
     }
-    return report
+    return _readable(report)
 
 
 def accumulated(answer: Answer, job: dict) -> dict:
     """`answer(model, backward, micro_batches)`: the order of its work, and what was alive."""
     model, micro_batches = sharded_run.built(job)
     flat = flat_space(model, job)
-    run = ShardedRun(model)
-    seen, backward = _Gradients(model), ShardedBackward(flat)
+    run = _Run(model)
+    seen, backward = _Gradients(model), ShardedBackward(flat, run)
     order, whole = [], []
     first = next(model.parameters())  # its gradient comes last
     model.register_forward_pre_hook(lambda _, a: order.append(f"forward of {len(a[0])} samples"))
     model.register_forward_pre_hook(lambda *_: whole.append(seen.alive() > 0))
     first.register_post_accumulate_grad_hook(lambda _: order.append("backward"))
+    torch.set_deterministic_debug_mode("warn")
     with run.step():
         total = answer(model, backward, micro_batches)
-    shards = backward.most
+    shards = backward.most // (4 * flat.shard_size)
     report = run.report({"the shard": total})
     report["moments"] = {
         "order": ", ".join(order),
         "whole gradients between micro-batches": any(whole),
         "shards alive at once": shards if shards > 3 else "at most 3",
     }
-    return report
+    return _readable(report)
+
+
+class _Run(ShardedRun):
+    """Looks at what an answer has in memory while it works, too."""
+
+    def alive(self, but_for: Iterable[torch.UntypedStorage] = ()) -> int:
+        """Bytes of all that is alive, but for what was before, the model's grad and `but_for`."""
+        for work in [w for w in self._waited.values() if w is not None]:
+            self._waited.pop(id(work))  # it keeps its tensors alive
+            self._waited[object()] = None  # yet counts as waited for
+            del work
+        known = {storage.data_ptr() for storage in but_for}
+        for tensor in (*self._before, *self.model.parameters()):
+            known.add(tensor.untyped_storage().data_ptr())
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                known.add(parameter.grad.untyped_storage().data_ptr())
+        found = {}
+        for each in gc.get_objects():
+            if isinstance(each, torch.Tensor):
+                storage = each.untyped_storage()
+                if storage.data_ptr() not in known:
+                    found[storage.data_ptr()] = storage.nbytes()
+        return sum(found.values())
+
+    def most_at_waits(self) -> Callable[[], int]:
+        """From now on look whenever a collective is waited for; gives the most that was alive."""
+        most, wait = [0], dist.Work.wait
+
+        def looked(work, *args, **options):
+            most.append(self.alive())
+            return wait(work, *args, **options)
+
+        dist.Work.wait = looked
+        return lambda: max(most)
 
 
 def flat_space(model: nn.Module, job: dict) -> Flat:
@@ -96,12 +142,12 @@ def flat_space(model: nn.Module, job: dict) -> Flat:
 class ShardedBackward:
     """`backward(loss)` gives this rank's shard of the mean gradients [S], and frees the rest.
 
-    A gradient that was there before is reduced along. `most` shards that this gave were alive at
-    once, when one more was given.
+    A gradient that was there before is reduced along. `most` bytes were alive at once when this
+    gave a shard, with that one.
     """
 
-    def __init__(self, flat: Flat) -> None:
-        self._flat, self._given, self.most = flat, [], 0
+    def __init__(self, flat: Flat, run: _Run) -> None:
+        self._flat, self._run, self.most = flat, run, 0
         self._shard: torch.Tensor | None = None
         self._wholes: dict[Bucket, tuple[torch.Tensor, int]] = {}
         for parameter in flat.parameters:
@@ -111,8 +157,7 @@ class ShardedBackward:
         self._shard = torch.zeros(self._flat.shard_size)
         loss.backward()
         shard, self._shard = self._shard, None
-        self._given.append(weakref.ref(shard.untyped_storage()))
-        self.most = max(self.most, sum(given() is not None for given in self._given))
+        self.most = max(self.most, self._run.alive())
         return shard
 
     @torch.no_grad()
@@ -142,15 +187,17 @@ class _Gradients:
     closure or a view still refers to it. Its hooks run before those that an answer registers.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, run: _Run | None = None) -> None:
         self._made: list[weakref.ref] = []
+        self._run = run
         self.begin()
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(self._on_gradient)
 
     def begin(self) -> None:
         """From now on: the most bytes alive, and how much had been issued at each gradient."""
-        self._before, self.most, self.issued = _issued(), 0, []
+        self._before, self.issued = _issued(), []
+        self.most = self.most_beside = 0
 
     def issued_now(self) -> int:
         return _issued() - self._before
@@ -170,6 +217,22 @@ class _Gradients:
         self._made.append(weakref.ref(parameter.grad.untyped_storage()))
         self.issued.append(self.issued_now())
         self.most = max(self.most, self.alive())
+        if self._run:
+            beside = self._run.alive(but_for=self._storages())
+            self.most_beside = max(self.most_beside, beside)
+
+
+def _readable(report: dict) -> dict:
+    """With words for NaN, which is equal to nothing, not to itself either."""
+    report["values"] = {name: _without_nan(each) for name, each in report["values"].items()}
+    return report
+
+
+def _without_nan(value: object) -> object:
+    if isinstance(value, list):
+        return [_without_nan(each) for each in value]
+    is_nan = isinstance(value, float) and math.isnan(value)
+    return "whatever was in memory" if is_nan else value
 
 
 def _rounded(tensor: torch.Tensor) -> list[float]:

@@ -31,6 +31,36 @@ def _from_a_list_of_pieces(flat):
     return torch.cat(mine) / dist.get_world_size()
 
 
+def _freed_once_copied(flat):
+    shard = reduce_to_owners(flat)
+    for parameter in flat.parameters:
+        parameter.grad = None
+    return shard
+
+
+def _filled(flat, new=torch.zeros):
+    for bucket in flat.buckets:
+        whole = new(bucket.size)
+        for part in bucket.parts:
+            whole[part.place] = part.of(part.parameter.grad) / dist.get_world_size()
+        yield bucket, whole
+
+
+def _all_filled_first(flat):
+    """A whole copy of the gradients, in buckets, before the first is sent."""
+    shard = torch.zeros(flat.shard_size)
+    for bucket, whole in list(_filled(flat)):
+        _scatter(whole, shard[bucket.in_shard])
+    return shard
+
+
+def _not_from_zeros(flat):
+    shard = torch.zeros(flat.shard_size)
+    for bucket, whole in _filled(flat, torch.empty):
+        _scatter(whole, shard[bucket.in_shard])
+    return shard
+
+
 def _by_bucket(reduce, divisor=dist.get_world_size):
     """`reduce(whole, piece)` for each bucket, whose gradients have been divided."""
 
@@ -110,10 +140,12 @@ REDUCE = Exercise(
     points={"all": 3},
     reference=reduce_to_owners,
     library=(ZeRO1._mean_gradients,),
-    alternatives=(_from_a_list_of_pieces,),
-    cases=(small_model.job([5, 8, 4, 1], 2, seed=1, steps=1, bucket=20),),
+    alternatives=(_from_a_list_of_pieces, _freed_once_copied),
+    cases=(small_model.job([8, 12, 8, 1], 2, seed=1, steps=1, bucket=20),),
     fresh=lambda rng: [
-        small_model.job([5, rng.choice((6, 7)), 4, 2], 3, rng.randrange(10**6), steps=1, bucket=30)
+        small_model.job(
+            [8, rng.choice((11, 12)), 8, 2], 3, rng.randrange(10**6), steps=1, bucket=30
+        )
     ],
     run=small_model.on_small_model(zero2_on_ranks.reduced),
     compare=zero2_on_ranks.near,
@@ -162,14 +194,27 @@ REDUCE = Exercise(
             "padding lost: elements left over",
             _without_the_last,
             "The last elements of the last bucket reach nobody: without its padding it does not "
-            "split into N equal pieces. bucket.size counts padding, the parts do not.",
-            "Begin with torch.zeros(bucket.size), and fill in the parts.",
+            "split into N equal pieces.",
+            "A bucket has bucket.size elements, its parts may fill fewer: start from zeros.",
         ),
         Misconception(
             "padding lost: a shorter shard",
             _cut_short,
             "You cut the padding off: the last rank's shard is shorter than the others', and the "
             "all_gather of updated shards needs N equal ones. Return all flat.shard_size elements.",
+        ),
+        Misconception(
+            "padding is what was in memory",
+            _not_from_zeros,
+            "The padding of the last bucket is whatever was in memory: torch.empty promises no "
+            "values, and what it gives may be zeros today.",
+            "A bucket has bucket.size elements, its parts may fill fewer: start from zeros.",
+        ),
+        Misconception(
+            "all filled, then sent",
+            _all_filled_first,
+            "The shard is right, but all buckets are filled before the first is sent: a second "
+            "copy of the gradients, P elements. Fill one, send it, and let it go.",
         ),
         Misconception(
             "all in one",

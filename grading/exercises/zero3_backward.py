@@ -88,6 +88,31 @@ def _counting(unit, gather, free):
     return _Counting(unit, gather, free).sums
 
 
+def _in_tensor_hooks(unit, gather, free):
+    """Another: reduces the gradient that a tensor's hook is given, and counts when it is there."""
+    trained = [p for p in unit.parameters() if p.requires_grad]
+    sums, to_come = {}, set(trained)
+
+    def reduce(p, gradient):
+        pieces = [piece.contiguous() for piece in padded(gradient).chunk(dist.get_world_size())]
+        shard = torch.empty_like(pieces[0])
+        dist.reduce_scatter(shard, pieces)
+        sums[p] = sums.get(p, 0) + shard / dist.get_world_size()
+
+    def on_gradient(p):
+        p.grad = None
+        to_come.discard(p)
+        if not to_come:
+            free()
+            to_come.update(trained)
+
+    unit.register_full_backward_pre_hook(lambda *_: gather())
+    for p in trained:
+        p.register_hook(lambda gradient, p=p: reduce(p, gradient))
+        p.register_post_accumulate_grad_hook(on_gradient)
+    return sums
+
+
 def _returns_nothing(unit, gather, free):
     shard_backward(unit, gather, free)
 
@@ -104,10 +129,10 @@ BACKWARD = Exercise(
     points={"all": 5},
     reference=shard_backward,
     library=(Unit.__init__, ZeRO3.__init__),
-    alternatives=(_as_one_collective, _counting),
-    cases=(zero3_on_ranks.job(15, 3, 2, seed=1),),
+    alternatives=(_as_one_collective, _counting, _in_tensor_hooks),
+    cases=(zero3_on_ranks.job(15, 4, 2, seed=1),),
     fresh=lambda rng: [
-        zero3_on_ranks.job(rng.choice((16, 17)), 3, 3, rng.randrange(10**6), tied=True, frozen=True)
+        zero3_on_ranks.job(rng.choice((16, 17)), 4, 3, rng.randrange(10**6), tied=True, frozen=True)
     ],
     run=small_model.on_small_model(zero3_on_ranks.reduced),
     compare=zero3_on_ranks.near,
@@ -127,13 +152,6 @@ BACKWARD = Exercise(
             wrong.gathered_at_each_gradient,
             "You gather when a gradient is there: too late, as it was computed from weights that "
             "were empty. Gather before the unit's backward begins.",
-            "unit.register_full_backward_pre_hook(lambda *_: gather())",
-        ),
-        Misconception(
-            "gathered and freed at each gradient",
-            wrong.at_each_gradient,
-            "You gather at each gradient: too late, as it was computed from weights that were "
-            "empty, and once for each parameter. Gather once, before the unit's backward.",
             "unit.register_full_backward_pre_hook(lambda *_: gather())",
         ),
         Misconception(
@@ -200,6 +218,24 @@ BACKWARD = Exercise(
             "Whole gradients stay in grad, on every rank; and since backward adds to them, the "
             "next micro-batch reduces this one again.",
             "p.grad = None, once its shard has been reduced.",
+        ),
+        Misconception(
+            "whole sums",
+            wrong.whole_sums,
+            "You sum whole gradients over micro-batches, which stay on every rank; the shards are "
+            "right, the memory is ZeRO-1's. Reduce each micro-batch's, and sum shards.",
+        ),
+        Misconception(
+            "sums of new memory",
+            wrong.without_zeros,
+            "Your sums begin with what happens to be in new memory: torch.empty has no zeros. "
+            "Begin with 0, or with the first shard.",
+        ),
+        Misconception(
+            "a fixed number of gradients",
+            wrong.shard_backward(last=lambda count, trained, unit: count == 4),
+            "You free after a fixed number of gradients. Units differ: count the trained "
+            "parameters of this one.",
         ),
         Misconception(
             "does not wait",

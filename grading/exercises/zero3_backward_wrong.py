@@ -1,5 +1,6 @@
 """Wrong answers to 07-backward, and what they are made of."""
 
+import torch
 import torch.distributed as dist
 
 from grading.exercises.zero3_on_ranks import padded
@@ -83,23 +84,29 @@ def gathered_at_each_gradient(unit, gather, free):
     return sums
 
 
-def at_each_gradient(unit, gather, free):
-    """Gathered before a gradient is reduced, freed after: backward itself had nothing."""
-    sums = {}
+def whole_sums(unit, gather, free):
+    """Whole gradients are summed over micro-batches, and each time all of the sum is reduced."""
+    totals = {}
+
+    def keep(sums, p, shard):
+        sums[p] = shard
 
     def on_gradient(p):
-        gather()
-        whole = padded(p.grad) / dist.get_world_size()
-        shard = whole.new_empty(len(whole) // dist.get_world_size())
-        dist.reduce_scatter_single(shard, whole)
-        add(sums, p, shard)
-        p.grad = None
-        free()
+        totals[p] = p.grad = p.grad + totals[p] if p in totals else p.grad.clone()
 
     for p in unit.parameters():
         if p.requires_grad:
             p.register_post_accumulate_grad_hook(on_gradient)
-    return sums
+    return shard_backward(keep=keep)(unit, gather, free)
+
+
+def without_zeros(unit, gather, free):
+    """Sums begin with whatever is in new memory."""
+
+    def keep(sums, p, shard):
+        sums[p] = (sums[p] if p in sums else torch.empty_like(shard)) + shard
+
+    return shard_backward(keep=keep)(unit, gather, free)
 
 
 def dropped(tensor):

@@ -82,6 +82,26 @@ def _by_spaces(unit):
     return _BySpaces(unit).shards
 
 
+def _into_the_storage(unit):
+    """Another: the parameter's storage has room for the padding, and is gathered into."""
+    shards = {p: piece_of(p) for p in unit.parameters()}
+
+    def free(*_):
+        for p in shards:
+            p.untyped_storage().resize_(0)
+
+    def gather(*_):
+        for p, shard in shards.items():
+            size, storage = dist.get_world_size() * len(shard), p.untyped_storage()
+            storage.resize_(size * p.itemsize)
+            dist.all_gather_single(shard.new_empty(0).set_(storage, 0, (size,)), shard)
+
+    free()
+    unit.register_forward_pre_hook(gather)
+    unit.register_forward_hook(free)
+    return shards
+
+
 def _returns_nothing(unit):
     shard_forward(unit)
 
@@ -94,7 +114,7 @@ GATHER = Exercise(
     points={"all": 5},
     reference=shard_forward,
     library=(Unit.__init__, ZeRO3.__init__),
-    alternatives=(_as_one_collective, _by_spaces),
+    alternatives=(_as_one_collective, _by_spaces, _into_the_storage),
     cases=(zero3_on_ranks.job(15, 3, 2, seed=1),),
     fresh=lambda rng: [
         zero3_on_ranks.job(rng.choice((16, 17)), 3, 3, rng.randrange(10**6), tied=True)
@@ -159,6 +179,24 @@ GATHER = Exercise(
             "Your shard is a view of a copy of the whole parameter, and keeps all of it alive: N "
             "times what you need.",
             "Clone the piece; piece_of does.",
+        ),
+        Misconception(
+            "buffers that stay",
+            wrong.whole_buffers,
+            "The parameters are empty between forwards, and a second copy of them is not: you keep "
+            "whole what you gathered, or a clone. Make the buffer in gather, and let it go there.",
+        ),
+        Misconception(
+            "copies of shards gathered",
+            wrong.early_copies,
+            "You gather copies of the shards that you return: the optimizer updates those, and "
+            "forward goes on with old values. Gather the shards themselves.",
+        ),
+        Misconception(
+            "gathered, and not written",
+            wrong.shard_forward(write=wrong.unwritten),
+            "You give the storage its bytes back and write nothing: what is in them is chance.",
+            "p.data.copy_(whole[: p.numel()].view_as(p))",
         ),
         Misconception(
             "padding lost",

@@ -23,6 +23,38 @@ def once(unit):
     return shards
 
 
+def early_copies(unit):
+    """Gathers copies of the shards, made when they were: no update reaches them."""
+    gathered = shard_forward()(unit)
+    returned = dict(gathered)
+    gathered.update({p: shard.clone() for p, shard in gathered.items()})
+    return returned
+
+
+def whole_buffers(unit):
+    """Gathers into buffers that are made once, and stay."""
+    shards = {p: piece_of(p) for p in unit.parameters()}
+    buffers = {p: shard.repeat(dist.get_world_size()) for p, shard in shards.items()}
+
+    def gather(*_):
+        for p, shard in shards.items():
+            dist.all_gather_single(buffers[p], shard)
+            write(p, buffers[p])
+
+    def free(*_):
+        for p in shards:
+            resize(p)
+
+    free()
+    unit.register_forward_pre_hook(gather)
+    unit.register_forward_hook(free)
+    return shards
+
+
+def unwritten(p, whole):
+    p.untyped_storage().resize_(p.nbytes)
+
+
 def slice(p):
     """A view, which keeps the whole copy behind it."""
     return padded(p).clone().chunk(dist.get_world_size())[dist.get_rank()]

@@ -7,18 +7,17 @@ same in backward, for what autograd has saved. Each is a `one_rank(answer, job)`
 `small_model.on_small_model`; every block of the model is a unit.
 """
 
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from course_lib.checks.exercise import Answer, Case
 from grading.exercises import sharded_run, small_model
 from grading.exercises.sharded_run import ShardedRun, storage_bytes
+from grading.exercises.zero3_watching import Gradients, Saved, Whole, fill_new_memory
 
 near = sharded_run.worded(small_model.near)
 SAMPLES = 1  # few, so that activations are far smaller than a unit
@@ -65,7 +64,7 @@ def job(
 def gathered(answer: Answer, job: dict) -> dict:
     """`answer(unit)` for each unit; a forward, an update of all shards, a forward measured."""
     model, (first, second) = _built(job)
-    run, seen = ShardedRun(model), _Whole(model)
+    run, seen = ShardedRun(model), Whole(model)
     versions = [p._version for p in model.parameters()]
     shards: dict[nn.Parameter, torch.Tensor] = {}
     for block in model.blocks:
@@ -81,19 +80,21 @@ def gathered(answer: Answer, job: dict) -> dict:
         for shard in shards.values():
             shard *= 1.5
     seen.begin()
-    with run.step(), _Saved() as saved:
+    with run.step(), Saved() as saved:
         loss = model(second)
     kept = storage_bytes(saved.tensors)  # for backward, by autograd
     seen.await_again(saved.tensors)
     written = any(v != p._version for v, p in zip(versions, model.parameters(), strict=True))
     values["loss after an update of the shards"] = loss.detach()
     report = _report(run, model, values)
+    behind = storage_bytes(shards.values()) >= run.size
     with torch.no_grad():
         model(second)  # every unit is gathered once more, as backward would
     report["moments"] = {
         "units whole before the first forward": at_first,
         "units whole while a layer computes": seen.most,
         "a layer computes on an empty parameter": seen.lent,
+        "whole parameters stay behind the shards": behind,
         "autograd keeps for backward": seen.in_units(kept),
         "autograd sees the parameters change": written,
         "what autograd saved comes back": not seen.awaited,
@@ -104,15 +105,16 @@ def gathered(answer: Answer, job: dict) -> dict:
 def reduced(answer: Answer, job: dict) -> dict:
     """`answer(unit, gather, free)` for each unit; two micro-batches, of which the last counts."""
     model, batches = _built(job)
-    seen = _Whole(model)
+    seen = Whole(model)
     whole = storage_bytes(model.parameters())
     units = [ShardedUnit(block) for block in model.blocks]
     run = ShardedRun(model)
     run.size = whole
-    saved, gradients = _Saved(), _Gradients(model, seen)
     sums = []
+    saved, gradients = Saved(), Gradients(model, seen)
     for unit in units:
         sums.append(answer(unit.module, unit.gather, unit.free))
+    at_end = []  # of each backward
     for batch in batches:
         gradients.begin()
         with saved:
@@ -120,6 +122,7 @@ def reduced(answer: Answer, job: dict) -> dict:
         after_forward = seen.units_whole()
         with run.step():
             loss.backward()
+        at_end.append(seen.units_whole())
     values = {}
     for unit, found in zip(units, sums, strict=True):
         trained = {p: p.numel() for p in unit.shards if p.requires_grad}
@@ -133,7 +136,7 @@ def reduced(answer: Answer, job: dict) -> dict:
         "units whole while backward runs": gradients.whole,
         "backward reads an empty parameter": saved.lent,
         "whole gradients alive at once": seen.in_units(gradients.most, "one unit's at most"),
-        "units whole when backward ends": seen.units_whole(),
+        "units whole when backward ends": max(at_end),
     }
     return report
 
@@ -173,6 +176,7 @@ def piece_of(tensor: torch.Tensor) -> torch.Tensor:
 def _built(job: dict) -> tuple[Blocks, list[torch.Tensor]]:
     """The model, the same on every rank; and two batches of this rank's own."""
     torch.set_num_threads(1)
+    fill_new_memory()
     torch.manual_seed(job["seed"])
     model = Blocks(job["width"], job["blocks"], job["tied"])
     if job["frozen"]:
@@ -184,7 +188,10 @@ def _built(job: dict) -> tuple[Blocks, list[torch.Tensor]]:
 
 def _report(run: ShardedRun, model: nn.Module, values: Mapping[str, torch.Tensor]) -> dict:
     """As `run` gives it, with parameters by their storages: an empty one keeps its shape."""
-    report = run.report(values)
+    unwritten = [
+        name for name, x in values.items() if isinstance(x, torch.Tensor) and x.isnan().any()
+    ]
+    report = run.report({**values, **dict.fromkeys(unwritten, "made of memory not written (nan)")})
     report["resident"]["parameters"] = storage_bytes(model.parameters())
     return report
 
@@ -202,95 +209,3 @@ def _unfit(found: object, sizes: Mapping[nn.Parameter, int], what: str) -> str:
         if found[parameter].numel() > -(-size // dist.get_world_size()):
             return f"it must return a dict with this rank's {what}s; one is longer than a shard"
     return ""
-
-
-class _Whole:
-    """Which units have memory for all their parameters, and have their shapes."""
-
-    def __init__(self, model: Blocks) -> None:
-        self._units = [{p: p.shape for p in block.parameters()} for block in model.blocks]
-        self._layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-        self._bytes = storage_bytes(self._units[0])
-        self._shapes = {p: p.shape for p in model.parameters()}
-        self.awaited: list[torch.Tensor] = []
-        self.begin()
-
-    def begin(self) -> None:
-        self.most, self.lent = 0, False
-
-    def units_whole(self) -> int:
-        return sum(all(map(self._is_whole, unit)) for unit in self._units)
-
-    def in_units(self, nbytes: int, none: str = "activations alone") -> str:
-        """Bytes in words that leave room for different right answers."""
-        units = round(nbytes / self._bytes - 0.05)
-        if units <= (none != "activations alone"):
-            return none
-        return f"about {units} of {len(self._units)} units"
-
-    def lend_zeros(self) -> None:
-        """From now on, to layers that have an empty parameter; after the answer's own hooks."""
-        for layer in self._layers:
-            layer.register_forward_pre_hook(self._on_layer)
-
-    def await_again(self, saved: list[torch.Tensor]) -> None:
-        """Of tensors that autograd saved, wait for those that are empty; forget the others."""
-        self.awaited = [x for x in saved if x.untyped_storage().nbytes() < x.nbytes]
-        saved.clear()
-
-    def _on_layer(self, layer: nn.Linear, _) -> None:
-        self.most = max(self.most, self.units_whole())
-        if self.awaited:
-            self.awaited = [x for x in self.awaited if x.untyped_storage().nbytes() < x.nbytes]
-        for parameter in layer.parameters(recurse=False):
-            if not self._is_whole(parameter):
-                self.lent = True
-                parameter.data = torch.zeros(self._shapes[parameter])
-
-    def _is_whole(self, parameter: nn.Parameter) -> bool:
-        has = parameter.untyped_storage().nbytes() >= parameter.nbytes
-        return has and parameter.shape == self._shapes[parameter]
-
-
-class _Saved(saved_tensors_hooks):
-    """Lends zeros to backward where the memory of what forward saved, `tensors`, is gone."""
-
-    def __init__(self) -> None:
-        super().__init__(self._pack, self._unpack)
-        self.tensors: list[torch.Tensor] = []
-        self.lent = False
-
-    def __enter__(self) -> "_Saved":
-        super().__enter__()
-        return self
-
-    def _pack(self, saved: torch.Tensor) -> torch.Tensor:
-        self.tensors.append(saved)
-        return saved
-
-    def _unpack(self, saved: torch.Tensor) -> torch.Tensor:
-        if saved.untyped_storage().nbytes() >= saved.nbytes:
-            return saved
-        self.lent = True
-        return torch.zeros(saved.shape, dtype=saved.dtype)
-
-
-class _Gradients:
-    """Of whole gradients: the most bytes alive; and how many units are whole as they come."""
-
-    def __init__(self, model: nn.Module, units: _Whole) -> None:
-        self._made: list[weakref.ref] = []
-        self._units = units
-        self.begin()
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._on_gradient)
-
-    def begin(self) -> None:
-        self.most = self.whole = 0
-
-    def _on_gradient(self, parameter: nn.Parameter) -> None:
-        self._made.append(weakref.ref(parameter.grad.untyped_storage()))
-        alive: Sequence = [storage for made in self._made if (storage := made()) is not None]
-        self.most = max(self.most, sum({s.data_ptr(): s.nbytes() for s in alive}.values()))
-        self.whole = max(self.whole, self._units.units_whole())
