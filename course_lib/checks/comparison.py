@@ -25,14 +25,14 @@ def close(rtol: float = 1e-6, atol: float = 0.0) -> Compare:
 def _compare(expected, got, *, rtol, atol, where) -> str | None:
     if isinstance(expected, list) and isinstance(got, list):
         if len(expected) != len(got):
-            return f"{where or 'the answer'} has {len(got)} items, not {len(expected)}"
+            return f"{where or 'your answer'} has {len(got)} items, not {len(expected)}"
         pairs = [
             (_inside(where, f"item {i}"), e, g)
             for i, (e, g) in enumerate(zip(expected, got, strict=True))
         ]
     elif isinstance(expected, dict) and isinstance(got, dict):
         if expected.keys() != got.keys():
-            return f"{where or 'the answer'} has the keys {sorted(got)}, not {sorted(expected)}"
+            return f"{where or 'your answer'} has the keys {sorted(got)}, not {sorted(expected)}"
         pairs = [(_inside(where, key), value, got[key]) for key, value in expected.items()]
     else:
         return _compare_leaves(expected, got, rtol=rtol, atol=atol, where=where)
@@ -47,7 +47,7 @@ def _inside(where: str, name: str) -> str:
 
 
 def _compare_leaves(expected, got, *, rtol, atol, where) -> str | None:
-    name = where or "the answer"
+    name = where or "your answer"
     if got is None and expected is not None:
         return f"{name} is None, as where there is no `return`"
     if isinstance(expected, np.ndarray) or isinstance(got, np.ndarray):

@@ -59,7 +59,8 @@ class Explorer(widgets.VBox):
 
     def _repr_mimebundle_(self, **options):
         """The widget, and beside it what it shows now, for a reader without a kernel."""
-        values = {name: getattr(c, "label", c.value) for name, c in self.controls.items()}
+        # A slider that stands on its first option has no label yet.
+        values = {name: getattr(c, "label", "") or c.value for name, c in self.controls.items()}
         settings = " · ".join(f"{name} {escape(str(value))}" for name, value in values.items())
         data = super()._repr_mimebundle_(**options)
         return data | {"text/html": f"<p>{settings}</p>{self.html}"}

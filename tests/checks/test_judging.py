@@ -50,7 +50,7 @@ def test_a_misconception_is_named_with_its_hint_and_its_smallest_case():
     assert verdict.score == 0
     assert verdict.sentence == "You squared it." and verdict.further == "Add it to itself."
     assert verdict.failing.startswith("two: called with (3)")
-    assert verdict.difference == "the answer is 9, not 6"
+    assert verdict.difference == "your answer is 9, not 6"
 
 
 def test_partial_credit_for_the_part_that_holds():

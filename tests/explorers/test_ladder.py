@@ -177,3 +177,8 @@ def test_the_stored_output_reads_without_a_kernel():
     html = bundle["text/html"]
     assert "ranks 16" in html and "rung zero2" in html and "<table>" in html
     assert 'alt="Three panels of bars' in html
+
+
+def test_the_static_caption_names_the_first_option_too():
+    page = explorers.ladder(accumulation=1, ranks=1)._repr_mimebundle_()["text/html"]
+    assert "ranks 1 · accumulation 1 · rung ddp" in page
