@@ -232,12 +232,6 @@ BACKWARD = Exercise(
             "Begin with 0, or with the first shard.",
         ),
         Misconception(
-            "a fixed number of gradients",
-            wrong.shard_backward(last=lambda count, trained, unit: count == 4),
-            "You free after a fixed number of gradients. Units differ: count the trained "
-            "parameters of this one.",
-        ),
-        Misconception(
             "does not wait",
             wrong.shard_backward(collective=wrong.not_waited),
             "You add a shard of a reduce_scatter that you started with async_op=True and did not "
