@@ -100,7 +100,7 @@ class Peak(LiveBytes):
         for found in gc.get_objects():
             if isinstance(found, torch.Tensor):
                 self._add(found, "other")
-        self._note("found")
+        self.note("found")
         return self
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):

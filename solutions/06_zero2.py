@@ -31,9 +31,8 @@ from torch import nn
 
 from course_lib import comm, explorers, ledger, measure, models, ranks, specs
 from course_lib.checks import check
-from course_lib.figures.image import image_html, new_figure
+from course_lib.figures.live_bytes import live_bytes
 from course_lib.figures.timeline import timeline
-from course_lib.ledger import COLOURS, LABELS
 from course_lib.ranks.log import CollectiveLog
 from course_lib.sharded.ddp import DDP
 from course_lib.sharded.flat import Flat
@@ -284,31 +283,7 @@ for name, step in steps.items():
 # Drawn, moment after moment; both have the same scale. A vertical line ends the backwards.
 
 
-# %%
-def draw(axes, name, step, every=16):
-    """Stacked areas of bytes by category: of each 16 moments the one with most."""
-    moments, starts = step["moments"], range(0, len(step["moments"]), every)
-    fullest = [max(moments[i : i + every], key=lambda live: sum(live.values())) for i in starts]
-    categories = [c for c in COLOURS if any(live.get(c) for live in fullest)]
-    rows = [[live.get(c, 0) / MIB for live in fullest] for c in categories]
-    axes.stackplot(starts, rows, colors=[COLOURS[c] for c in categories], linewidth=0)
-    axes.axvline(step["backward"], color="black", linestyle="--", linewidth=1)
-    axes.set(xlabel=f"{name}: moments of a step", ylabel="MiB on rank 0")
-    axes.set_xlim(0, len(moments))
-    axes.spines[["top", "right"]].set_visible(False)
-    return categories
-
-
 # %% tags=["nbval-ignore-output"]
-figure = new_figure(height=3.6)
-figure.subplots_adjust(wspace=0.3, top=0.8)
-panels, shown = figure.subplots(1, 2, sharey=True), set()
-for axes, (name, step) in zip(panels, steps.items()):
-    shown.update(draw(axes, name, step))
-for c in COLOURS:
-    if c in shown:
-        panels[0].fill_between([], [], color=COLOURS[c], label=LABELS[c])
-figure.legend(loc="upper center", ncols=4, frameon=False, fontsize=9)
 most = {
     name: max(live.get("gradients", 0) for live in step["moments"]) / MIB
     for name, step in steps.items()
@@ -316,7 +291,8 @@ most = {
 alt = f"Live bytes in a step. ZeRO-1: gradients grow to {most['ZeRO-1']:.1f} MiB in the first "
 alt += f"backward and stay until the end. ZeRO-2: they stay at {most['ZeRO-2']:.1f} MiB or below, "
 alt += "with a few buckets on top while backward runs."
-HTML(image_html(figure, alt))
+curves = {name: (step["moments"], step["backward"]) for name, step in steps.items()}
+HTML(live_bytes(curves, alt))
 
 # %% [markdown]
 # Under ZeRO-1 gradients grow during the first backward and stay, through the second one and the

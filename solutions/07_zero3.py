@@ -36,10 +36,9 @@ from torch import nn
 from course_lib import comm, explorers, ledger, measure, models, ranks, specs
 from course_lib.checks import check
 from course_lib.comm.units import units as units_of_a_spec
-from course_lib.figures.image import image_html, new_figure
+from course_lib.figures.live_bytes import live_bytes
 from course_lib.figures.ladder import Rung, ladder
 from course_lib.figures.timeline import timeline
-from course_lib.ledger import COLOURS, LABELS
 from course_lib.measure.one_of_many import one_of_many
 from course_lib.ranks.log import CollectiveLog
 from course_lib.sharded.ddp import DDP
@@ -546,32 +545,11 @@ for name, step in steps.items():
     print(f"{name}: at rest {totals[-1] / MIB:5.1f} MiB, peak {max(totals) / MIB:5.1f} MiB")
 
 
-# %%
-def draw(axes, name, step, every=8):
-    """Stacked areas of bytes by category: of each 8 moments the one with most."""
-    moments, starts = step["moments"], range(0, len(step["moments"]), every)
-    fullest = [max(moments[i : i + every], key=lambda live: sum(live.values())) for i in starts]
-    categories = [c for c in COLOURS if any(live.get(c) for live in fullest)]
-    rows = [[live.get(c, 0) / MIB for live in fullest] for c in categories]
-    axes.stackplot(starts, rows, colors=[COLOURS[c] for c in categories], linewidth=0)
-    axes.axvline(step["backward"], color="black", linestyle="--", linewidth=1)
-    axes.set(xlabel=f"{name}: moments of a step", ylabel="MiB on rank 0")
-    axes.set_xlim(0, len(moments))
-    axes.spines[["top", "right"]].set_visible(False)
-    return categories
-
-
 # %% tags=["nbval-ignore-output"]
-figure = new_figure(height=3.6)
-figure.subplots_adjust(wspace=0.3, top=0.83)
-panels = figure.subplots(1, 2, sharey=True)
-shown = [c for axes, (name, step) in zip(panels, steps.items()) for c in draw(axes, name, step)]
-shown = [c for c in COLOURS if c in shown]
-handles = [panels[0].fill_between([], [], color=COLOURS[c], label=LABELS[c]) for c in shown]
-figure.legend(handles=handles, loc="upper center", ncols=4, frameon=False, fontsize=9)
 alt = "Live bytes in a step. ZeRO-2: all parameters, 20 MiB, stay throughout. ZeRO-3: a quarter of "
 alt += "them stays, and on top a few units, gathered and freed one after another, twice."
-HTML(image_html(figure, alt))
+curves = {name: (step["moments"], step["backward"]) for name, step in steps.items()}
+HTML(live_bytes(curves, alt))
 
 # %% [markdown]
 # Under ZeRO-2 the parameters are a floor that never moves. Under ZeRO-3 a quarter is left, and a

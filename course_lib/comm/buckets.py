@@ -20,6 +20,7 @@ from course_lib.specs.checking import whole
 
 BUCKET_BYTES = 25 * 2**20
 FIRST_BUCKET_BYTES = 2**20
+UNDER_WAY = 2  # reduce_scatters at a time, in this course's zero2 and zero3
 
 # The modules of a block in the order in which forward uses them, for all architectures at once.
 # (Models list them in the order in which they were made, Llama's norms last.)
@@ -61,6 +62,15 @@ def caps(cap: int, first_cap: int | None) -> tuple[int, int]:
     if first_cap is None:
         first_cap = FIRST_BUCKET_BYTES if cap == BUCKET_BYTES else cap
     return cap, first_cap
+
+
+def flat_piece(bucket_bytes: int, itemsize: int, ranks: int) -> int:
+    """How many elements of each rank's shard a full bucket of zero1 or zero2 has: at least one.
+
+    `itemsize` is that of the parameters; gradients are cut in the same places.
+    """
+    whole("bucket_bytes", bucket_bytes)
+    return max(bucket_bytes // itemsize // ranks, 1)
 
 
 def in_use_order(model: ModelSpec) -> tuple[TensorSpec, ...]:

@@ -25,11 +25,10 @@ Sources: ZeRO, arXiv 1910.02054, section 7; PyTorch, torch/distributed/fsdp/_ful
 
 from collections.abc import Iterable, Iterator
 
-from course_lib.comm.buckets import BUCKET_BYTES, buckets, caps, in_use_order
+from course_lib.comm.buckets import BUCKET_BYTES, buckets, caps, flat_piece, in_use_order
 from course_lib.comm.plan import Line, Plan
 from course_lib.comm.units import units
 from course_lib.specs import DTYPE_BYTES, PRECISIONS, Collective, ModelSpec, Recipe, Strategy
-from course_lib.specs.checking import whole
 from course_lib.specs.padding import flat_shard
 
 GATHERED_AS = {"fsdp-bf16": "bf16"}  # precision: dtype in which parameters are gathered
@@ -101,14 +100,10 @@ def _all_reduced(
 def _flat(
     model: ModelSpec, recipe: Recipe, strategy: Strategy, bucket_bytes: int
 ) -> Iterator[Line]:
-    """Each bucket has a piece of every rank's shard. All but the last are full, and so are alike.
-
-    What fills one is `bucket_bytes` of parameters; gradients are cut in the same places.
-    """
-    whole("bucket_bytes", bucket_bytes)
+    """A bucket has a piece of every rank's shard. All but the last are full, and so are alike."""
     precision, ranks = PRECISIONS[recipe.precision], strategy.gpus
     shard = flat_shard(recipe.trained(model.parameters), ranks)
-    piece = max(bucket_bytes // DTYPE_BYTES[precision.parameters] // ranks, 1)  # elements
+    piece = flat_piece(bucket_bytes, DTYPE_BYTES[precision.parameters], ranks)
     cut = ((piece, shard // piece), (shard % piece, 1))
     pieces = {size: times for size, times in cut if size * times}
     rounds = (MICRO_BATCH, recipe.grad_accum) if strategy.name == "zero2" else ("step", 1)

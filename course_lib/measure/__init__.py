@@ -5,8 +5,9 @@
 """
 
 from course_lib.measure.live import model_state_bytes, storage_bytes
-from course_lib.measure.peak import Peak, predicted_peak
+from course_lib.measure.peak import predicted_peak
 from course_lib.measure.receipt import Receipt, receipt
+from course_lib.measure.replay import Peak
 from course_lib.measure.tracker import LiveBytes, Moment
 from course_lib.measure.work import Event, work
 

@@ -79,7 +79,7 @@ class LiveBytes(TorchDispatchMode):
         return {name: self._live[name] for name in CATEGORIES if self._live[name]}
 
     def __enter__(self) -> "LiveBytes":
-        self._note("before")
+        self.note("before")
         resize = torch.UntypedStorage.resize_
 
         def resized(storage, nbytes):
@@ -92,7 +92,7 @@ class LiveBytes(TorchDispatchMode):
 
     def __exit__(self, *error) -> None:
         torch.UntypedStorage.resize_ = self._resize
-        self._note("after")
+        self.note("after")
         super().__exit__(*error)
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
@@ -107,7 +107,7 @@ class LiveBytes(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor):
                 self._add(tensor, self._by_label())
         if self._changed:
-            self._note(name)
+            self.note(name)
         return result
 
     def _find(self) -> None:
@@ -159,7 +159,8 @@ class LiveBytes(TorchDispatchMode):
     def _in_backward(self) -> bool:
         return torch._C._current_graph_task_id() != -1
 
-    def _note(self, operator: str) -> None:
+    def note(self, operator: str) -> None:
+        """Add a Moment to the timeline, as it is now; `operator` says what was done."""
         phase = "backward" if self._in_backward() else "forward"
         where = self._labels[-1] if self._labels else phase
         self.timeline.append(Moment(self.now, where, operator))

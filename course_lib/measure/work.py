@@ -43,7 +43,7 @@ def work(model: nn.Module, loss: Callable[[], torch.Tensor]) -> tuple[Event, ...
 
     def note(kind: str, name: str) -> None:
         nonlocal seen
-        live._note(kind)
+        live.note(kind)
         totals = [moment.total - parameters for moment in live.timeline[seen:]]
         events.append(Event(kind, name, totals[-1], max(totals)))
         seen = len(live.timeline) - 1  # what is live now counts for the next event, too

@@ -25,8 +25,9 @@ from itertools import accumulate, pairwise
 import torch
 from torch import nn
 
+from course_lib.comm.buckets import flat_piece
 from course_lib.errors import CourseError
-from course_lib.specs.checking import whole
+from course_lib.sharded.groups import common_dtype
 from course_lib.specs.padding import flat_shard
 
 
@@ -76,15 +77,19 @@ class Flat:
         world_size: int,
         bucket_bytes: int,
     ) -> None:
-        whole("bucket_bytes", bucket_bytes)
         self.parameters = [p for group in groups for p in reversed(group)]
-        self.dtype = _common_dtype(self.parameters)
+        self.dtype = common_dtype(self.parameters)
+        if not all(p.is_contiguous() for p in self.parameters):
+            raise CourseError(
+                "ZeRO was given a parameter that is not contiguous, and lays them all end to end: "
+                "make it `parameter.data.contiguous()` first."
+            )
         self.values = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         sizes = [p.numel() for p in self.parameters]
         for parameter, values in zip(self.parameters, self.values.split(sizes), strict=True):
             parameter.data = values.view_as(parameter)
         self.shard_size = flat_shard(sum(sizes), world_size)
-        piece = max(bucket_bytes // self.dtype.itemsize // world_size, 1)
+        piece = flat_piece(bucket_bytes, self.dtype.itemsize, world_size)
 
         self.buckets: list[Bucket] = []
         self._pieces: list[range] = []  # of this rank, in the flat space
@@ -134,19 +139,3 @@ class Flat:
                 parts.append(Part(parameter, slice(a - start, b - start), place))
             start = stop
         return tuple(parts)
-
-
-def _common_dtype(parameters: Sequence[nn.Parameter]) -> torch.dtype:
-    dtypes = {p.dtype for p in parameters}
-    if len(dtypes) != 1:
-        given = ", ".join(sorted(map(str, dtypes))) or "no trained parameter at all"
-        raise CourseError(
-            f"ZeRO was given {given}, and expects trained parameters of one dtype: cast the model, "
-            "or freeze what is not to be trained."
-        )
-    if not all(p.is_contiguous() for p in parameters):
-        raise CourseError(
-            "ZeRO was given a parameter that is not contiguous, and writes into them all by flat "
-            "index: make it `parameter.data.contiguous()` first."
-        )
-    return dtypes.pop()

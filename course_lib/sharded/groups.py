@@ -1,4 +1,4 @@
-"""Groups of parameters, as torch's optimizers take them, of a model that is to be sharded."""
+"""What the stages ask of a model and of torch's optimizers, before and after they shard."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,7 +12,8 @@ from course_lib.errors import CourseError
 def trained_groups(model: nn.Module, groups: Iterable[dict] | None) -> list[dict]:
     """Copies of `groups` whose "params" are lists, without what is frozen; one of all by default.
 
-    Errors: CourseError unless they hold every trained parameter of the model once, in an order.
+    Errors: CourseError unless they hold every trained parameter of the model once, in an order,
+    and all of one dtype.
     """
     groups = list(groups or [{"params": model.parameters()}])
     for group in groups:
@@ -27,7 +28,26 @@ def trained_groups(model: nn.Module, groups: Iterable[dict] | None) -> list[dict
         params = [params] if isinstance(params, torch.Tensor) else params
         group["params"] = [p for p in params if p.requires_grad]
     _check_all_once([group["params"] for group in groups], model)
+    common_dtype(p for group in groups for p in group["params"])
     return groups
+
+
+def common_dtype(parameters: Iterable[nn.Parameter]) -> torch.dtype:
+    """Errors: CourseError where there is none, or more than one."""
+    dtypes = {p.dtype for p in parameters}
+    if len(dtypes) != 1:
+        given = ", ".join(sorted(map(str, dtypes))) or "no trained parameter at all"
+        raise CourseError(
+            f"ZeRO was given {given}, and expects parameters of one dtype, which travel together: "
+            "cast the model."
+        )
+    return dtypes.pop()
+
+
+def optimizer_states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Every tensor that it keeps for what it updates, step counters included."""
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    return [value for value in states if isinstance(value, torch.Tensor)]
 
 
 def _check_all_once(groups: list[list[nn.Parameter]], model: nn.Module) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 
 import torch
 
+from course_lib.sharded.groups import optimizer_states
+
 
 class MasterWeights:
     """Wraps an optimizer class: `MasterWeights(model.parameters(), torch.optim.AdamW, lr=1e-3)`.
@@ -42,5 +44,4 @@ class MasterWeights:
 
     def state_tensors(self) -> list[torch.Tensor]:
         """Every tensor that the optimizer holds: the masters and the wrapped optimizer's states."""
-        states = [v for state in self.optimizer.state.values() for v in state.values()]
-        return self.masters + [value for value in states if isinstance(value, torch.Tensor)]
+        return self.masters + optimizer_states(self.optimizer)

@@ -32,7 +32,7 @@ from torch.profiler import record_function
 from course_lib.comm.buckets import BUCKET_BYTES
 from course_lib.errors import CourseError
 from course_lib.sharded.flat import Bucket, Flat, Part
-from course_lib.sharded.groups import trained_groups
+from course_lib.sharded.groups import optimizer_states, trained_groups
 from course_lib.sharded.norm import clip, global_norm
 
 
@@ -133,9 +133,8 @@ class ZeRO1:
 
     def state_tensors(self) -> list[torch.Tensor]:
         """Every tensor that the optimizer holds on this rank: masters, states, step counters."""
-        states = [v for state in self.optimizer.state.values() for v in state.values()]
-        held = [*self.updated, self.masters, *states]
-        return [value for value in held if isinstance(value, torch.Tensor)]
+        masters = [] if self.masters is None else [self.masters]
+        return [*self.updated, *masters, *optimizer_states(self.optimizer)]
 
     @torch.no_grad()
     def _mean_gradients(self) -> torch.Tensor:

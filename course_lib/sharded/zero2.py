@@ -35,11 +35,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
+from course_lib.comm.buckets import UNDER_WAY
 from course_lib.errors import CourseError
 from course_lib.sharded.flat import Bucket, Part
 from course_lib.sharded.zero1 import ZeRO1
-
-UNDER_WAY = 2  # reduce_scatters at a time
 
 
 @dataclass(eq=False)

@@ -40,12 +40,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from course_lib.comm.buckets import UNDER_WAY
 from course_lib.errors import CourseError
 from course_lib.sharded.gathering import NOT_AWAITED, Gathering
-from course_lib.sharded.groups import trained_groups
+from course_lib.sharded.groups import common_dtype, optimizer_states, trained_groups
 from course_lib.sharded.norm import clip, global_norm
 from course_lib.sharded.unit import Unit, partition
-from course_lib.sharded.zero2 import UNDER_WAY
 from course_lib.specs.checking import whole
 
 
@@ -88,7 +88,7 @@ class ZeRO3:
     ) -> None:
         whole("prefetch", prefetch, least=0)
         groups = trained_groups(model, groups)
-        low = _common_dtype(model).itemsize < 4
+        low = common_dtype(model.parameters()).itemsize < 4
         for tensor in [*model.parameters(), *model.buffers()]:
             dist.broadcast(tensor.detach(), 0)
         self.units = [Unit(*of, reduce_dtype) for of in partition(model, units)]
@@ -239,22 +239,4 @@ class ZeRO3:
 
     def state_tensors(self) -> list[torch.Tensor]:
         """Every tensor that the optimizer holds on this rank: masters, states, step counters."""
-        states = [v for state in self.optimizer.state.values() for v in state.values()]
-        held = [*(self.masters or []), *states]
-        return [value for value in held if isinstance(value, torch.Tensor)]
-
-
-def _common_dtype(model: nn.Module) -> torch.dtype:
-    dtypes = {p.dtype for p in model.parameters()}
-    if len(dtypes) != 1:
-        given = ", ".join(sorted(map(str, dtypes)))
-        raise CourseError(
-            f"ZeRO-3 was given parameters of {given}, and gathers all of a unit as one dtype: cast "
-            "the model."
-        )
-    if not any(p.requires_grad for p in model.parameters()):
-        raise CourseError(
-            "ZeRO-3 was given no trained parameter at all, and expects one to update: call the "
-            "model itself."
-        )
-    return dtypes.pop()
+        return [*(self.masters or []), *optimizer_states(self.optimizer)]

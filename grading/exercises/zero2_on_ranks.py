@@ -33,7 +33,7 @@ def reduced(answer: Answer, job: dict) -> dict:
     run = _Run(model)
     most = run.most_at_waits()
     before = _issued()
-    torch.set_deterministic_debug_mode("warn")  # fills uninitialised memory with NaN
+    sharded_run.fill_new_memory()
     with run.step():
         shard = answer(flat)
     number = _issued() - before
@@ -52,7 +52,7 @@ def freed(answer: Answer, job: dict) -> dict:
     shard = torch.zeros(flat.shard_size)
     run = _Run(model)
     seen = _Gradients(model, run)
-    torch.set_deterministic_debug_mode("warn")
+    sharded_run.fill_new_memory()
     answer(flat, shard)
     values = {}
     for number, batch in enumerate(batches, start=1):
@@ -86,7 +86,7 @@ def accumulated(answer: Answer, job: dict) -> dict:
     model.register_forward_pre_hook(lambda _, a: order.append(f"forward of {len(a[0])} samples"))
     model.register_forward_pre_hook(lambda *_: whole.append(seen.alive() > 0))
     first.register_post_accumulate_grad_hook(lambda _: order.append("backward"))
-    torch.set_deterministic_debug_mode("warn")
+    sharded_run.fill_new_memory()
     with run.step():
         total = answer(model, backward, micro_batches)
     shards = backward.most // (4 * flat.shard_size)

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from course_lib.checks.exercise import Answer, Case
+from course_lib.measure import storage_bytes
 from grading.exercises import sharded_run, small_model
-from grading.exercises.sharded_run import ShardedRun, storage_bytes
+from grading.exercises.sharded_run import ShardedRun
 from grading.exercises.zero3_watching import Gradients, Saved, Whole, fill_new_memory
 
 near = sharded_run.worded(small_model.near)

@@ -8,15 +8,15 @@ import torch.distributed as dist
 from torch import nn
 from zero_cases import (
     ADAMW,
-    STEPS,
     WORLDS,
     Decoder,
     Net,
     by_decay,
+    check_alike,
     check_bytes_and_collectives,
     check_training,
-    close,
     one_thread,  # noqa: F401 (a fixture)
+    side_by_side,
 )
 
 from course_lib import ranks
@@ -38,28 +38,17 @@ def test_trains_as_ddp_with_zero_redundancy_optimizer():
         from torch.distributed.optim import ZeroRedundancyOptimizer  # slow to import
 
         torch.set_num_threads(1)
-        rank, (optimizer_class, options) = dist.get_rank(), ADAMW
+        optimizer_class, options = ADAMW
         ours, module = Decoder(), Decoder()
         zero = ZeRO1(ours, optimizer_class, bucket_bytes=4_000, **options)
         module.load_state_dict(ours.state_dict())
         theirs = nn.parallel.DistributedDataParallel(module)
         optimizer = ZeroRedundancyOptimizer(module.parameters(), optimizer_class, **options)
-        losses = []
-        for n in range(STEPS):
-            loss = ours(n, rank, 0)
-            zero.backward(loss)
-            zero.step()
-            zero.zero_grad()
-            their_loss = theirs(n, rank, 0)
-            their_loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append((loss.item(), their_loss.item()))
+        losses = side_by_side(ours, zero, theirs, optimizer)
         return losses, ours.state_dict(), module.state_dict()
 
     for losses, ours, theirs in ranks.run(fn, world_size=3):
-        close(*zip(*losses, strict=True), "losses", 1e-5)
-        close(ours, theirs, "parameters", 1e-4)
+        check_alike(losses, ours, theirs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

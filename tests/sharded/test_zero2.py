@@ -8,19 +8,20 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from zero_cases import (
     ADAMW,
     SMALL,
-    STEPS,
     WORLDS,
     Decoder,
+    check_alike,
     check_bytes_and_collectives,
     check_training,
-    close,
     one_thread,  # noqa: F401 (a fixture)
+    side_by_side,
 )
 
 from course_lib import ranks
+from course_lib.comm.buckets import UNDER_WAY
 from course_lib.errors import CourseError
 from course_lib.measure import LiveBytes
-from course_lib.sharded.zero2 import UNDER_WAY, ZeRO2
+from course_lib.sharded.zero2 import ZeRO2
 
 BUCKET = 4_000  # bytes: the model fills six
 
@@ -38,29 +39,18 @@ def test_bytes_and_collectives_are_those_of_the_ledger(world_size):
 def test_trains_as_fully_shard():
     def fn():
         torch.set_num_threads(1)
-        rank, (optimizer_class, options) = dist.get_rank(), ADAMW
+        optimizer_class, options = ADAMW
         ours, theirs = Decoder(), Decoder()
         zero = ZeRO2(ours, optimizer_class, bucket_bytes=BUCKET, **options)
         theirs.load_state_dict(ours.state_dict())
         fully_shard(theirs, reshard_after_forward=False)
         optimizer = optimizer_class(theirs.parameters(), **options)
-        losses = []
-        for n in range(STEPS):
-            loss = ours(n, rank, 0)
-            zero.backward(loss)
-            zero.step()
-            zero.zero_grad()
-            their_loss = theirs(n, rank, 0)
-            their_loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append((loss.item(), their_loss.item()))
+        losses = side_by_side(ours, zero, theirs, optimizer)
         whole = {name: value.full_tensor() for name, value in theirs.state_dict().items()}
         return losses, ours.state_dict(), whole
 
     for losses, ours, theirs in ranks.run(fn, world_size=3):
-        close(*zip(*losses, strict=True), "losses", 1e-5)
-        close(ours, theirs, "parameters", 1e-4)
+        check_alike(losses, ours, theirs)
 
 
 def test_a_gradient_is_freed_before_the_next_one_comes_and_buckets_when_they_have_come_back():

@@ -11,7 +11,6 @@ from torch.distributed.fsdp import fully_shard
 from zero_cases import (
     ADAMW,
     EVEN,
-    STEPS,
     TIED,
     WORLDS,
     Decoder,
@@ -19,11 +18,13 @@ from zero_cases import (
     Net,
     Three,
     by_decay,
+    check_alike,
     check_bytes_and_collectives,
     check_training,
     close,
     one_thread,  # noqa: F401 (a fixture)
     predicted,
+    side_by_side,
     whole_state,
 )
 
@@ -84,7 +85,7 @@ def test_where_a_fraction_can_be_exact_the_ledger_is():
 def test_trains_as_fully_shard():
     def fn():
         torch.set_num_threads(1)
-        rank, (optimizer_class, options) = dist.get_rank(), ADAMW
+        optimizer_class, options = ADAMW
         torch.manual_seed(0)
         ours, theirs = Decoder(DEEP), Decoder(DEEP)
         theirs.load_state_dict(ours.state_dict())
@@ -93,23 +94,12 @@ def test_trains_as_fully_shard():
             fully_shard(block)
         fully_shard(theirs)
         optimizer = optimizer_class(theirs.parameters(), **options)
-        losses = []
-        for n in range(STEPS):
-            loss = ours(n, rank, 0)
-            zero.backward(loss)
-            zero.step()
-            zero.zero_grad()
-            their_loss = theirs(n, rank, 0)
-            their_loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append((loss.item(), their_loss.item()))
+        losses = side_by_side(ours, zero, theirs, optimizer)
         whole = {name: value.full_tensor() for name, value in theirs.state_dict().items()}
         return losses, whole_state(ours, zero), whole
 
     for losses, ours, theirs in ranks.run(fn, world_size=3):
-        close(*zip(*losses, strict=True), "losses", 1e-5)
-        close(ours, theirs, "parameters", 1e-4)
+        check_alike(losses, ours, theirs)
 
 
 # Between steps.
@@ -252,7 +242,7 @@ def other_units():
     [
         (loss_backward, "did not await: call the backward"),
         (foreign_unit, "a unit that is not among the model's"),
-        (two_dtypes, "parameters of torch.float32, torch.float64"),
+        (two_dtypes, "given torch.float32, torch.float64"),
         (nothing_trained, "no trained parameter"),
         (group_without_bias, "The groups hold bias 0 times"),
         (step_in_gathered, "step, and load, outside of it"),

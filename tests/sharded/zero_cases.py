@@ -177,6 +177,27 @@ def train(stage, case: Case) -> dict:
     return {"norms": norms, "state": whole_state(model, zero), "reduced": reduced}
 
 
+def side_by_side(ours, zero, theirs, optimizer) -> list[tuple[float, float]]:
+    """Train both on this rank's parts of the batch, 20 steps. The losses of each step."""
+    losses = []
+    for n in range(STEPS):
+        loss = ours(n, dist.get_rank(), 0)
+        zero.backward(loss)
+        zero.step()
+        zero.zero_grad()
+        their_loss = theirs(n, dist.get_rank(), 0)
+        their_loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append((loss.item(), their_loss.item()))
+    return losses
+
+
+def check_alike(losses: list[tuple[float, float]], ours: dict, theirs: dict) -> None:
+    close(*zip(*losses, strict=True), "losses", 1e-5)
+    close(ours, theirs, "parameters", 1e-4)
+
+
 def whole_state(model: nn.Module, zero) -> dict:
     """The model's state dict, of whole parameters where `zero` shards them."""
     with getattr(zero, "gathered", contextlib.nullcontext)():
