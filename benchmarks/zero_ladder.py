@@ -32,6 +32,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from course_lib import ranks, specs
+from course_lib.comm.buckets import BUCKET_BYTES
 from course_lib.measure import LiveBytes, Moment
 from course_lib.ranks.recorder import Recorder
 
@@ -53,6 +54,7 @@ SMALL = specs.read_config(
     }
 )
 MODELS = {"small": SMALL, "lab-25m": specs.model("lab-25m")}
+BUCKETS = {"small": 4 * 2**20, "lab-25m": BUCKET_BYTES}  # 25 MiB would hold all of the small one
 ROUNDS = {"small": 30, "lab-25m": 12}
 ADAMW = {"default": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 ALONE = "without communication"
@@ -271,7 +273,8 @@ def main() -> None:
     chosen = parser.parse_args()
     print(f"{WORLD_SIZE} ranks, {TOKENS[0]} x {TOKENS[1] - 1} tokens on each, {torch.__version__}")
     for model in chosen.model or MODELS:
-        job = Job(MODELS[model], options={"lr": 1e-3} | ADAMW[chosen.adamw])
+        options = {"lr": 1e-3} | ADAMW[chosen.adamw]
+        job = Job(MODELS[model], options=options, bucket_bytes=BUCKETS[model])
         count = chosen.rounds or ROUNDS[model]
         print(f"{model}: {job.spec.parameters:,} parameters, {count} rounds")
         for stage in chosen.stage or range(4):

@@ -553,9 +553,9 @@ HTML(live_bytes(curves, alt))
 
 # %% [markdown]
 # Under ZeRO-2 the parameters are a floor that never moves. Under ZeRO-3 a quarter is left, and a
-# saw on top: units come and go, once in forward, once in backward.
+# thin band on top: as one unit is freed another comes, through forward and again through backward.
 #
-# How high is a tooth, in blocks? Count what is whole, and buffers in which something comes.
+# How high is that band, in blocks? Count what is whole, and buffers in which something comes.
 
 # %% tags=["nbval-ignore-output"]
 block = 4 * sum(p.numel() for p in Lab().llama.model.layers[0].parameters())
@@ -568,8 +568,8 @@ print(f"a block has {block:,} bytes; at most {max(whole) / block:.2f} blocks, of
 
 # %% [markdown]
 # One block is whole, the next one is in its buffer; and for a moment a block is there twice, in the
-# buffer that it came in and in its place. However deep the model, the teeth stay that high. With
-# `prefetch=0` they are lower by one, and compute waits for every unit.
+# buffer that it came in and in its place. However deep the model, the band stays that high. With
+# `prefetch=0` it is lower by one, and compute waits for every unit.
 
 # %% [markdown]
 # ## Frozen layers

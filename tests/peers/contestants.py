@@ -37,12 +37,13 @@ from course_lib.sharded.zero3 import ZeRO3
 
 @dataclass(frozen=True)
 class Job:
-    """What all contestants do alike, by AdamW with `options`."""
+    """What all contestants do alike, by AdamW with `options`, with buckets of `bucket_bytes`."""
 
     spec: specs.ModelSpec
     micro_batches: int = 1
     max_norm: float | None = None
     options: dict = field(default_factory=lambda: {"lr": 1e-3})
+    bucket_bytes: int = BUCKET_BYTES
 
 
 class Loss(nn.Module):
@@ -114,19 +115,28 @@ class Contestant:
 class Replicated(Contestant):
     """DDP, ours or PyTorch's."""
 
-    def wrap(self, ddp=DDP, **options):
-        return ddp(self.module, **options)
+    def wrap(self):
+        return DDP(self.module, self.job.bucket_bytes)
 
     def not_last(self):
         return self.wrapped.no_sync()
 
 
-class TorchZeRO1(Replicated):
+class TorchDDP(Replicated):
+    def wrap(self):
+        return DistributedDataParallel(
+            self.module,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=self.job.bucket_bytes / 2**20,
+        )
+
+
+class TorchZeRO1(TorchDDP):
     """ZeroRedundancyOptimizer, which gives each parameter to one rank, beside PyTorch's DDP."""
 
     def __init__(self, job: Job, as_view: bool = False) -> None:
         self.as_view = as_view
-        super().__init__(job, ddp=DistributedDataParallel, gradient_as_bucket_view=True)
+        super().__init__(job)
 
     def make_optimizer(self):
         return ZeroRedundancyOptimizer(
@@ -177,8 +187,9 @@ class Ours(Contestant):
         return self.module
 
     def make_optimizer(self):
+        cut = {} if self.stage is ZeRO3 else {"bucket_bytes": self.job.bucket_bytes}
         return self.stage(
-            self.module, torch.optim.AdamW, max_norm=self.job.max_norm, **self.job.options
+            self.module, torch.optim.AdamW, max_norm=self.job.max_norm, **cut, **self.job.options
         )
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -192,10 +203,6 @@ class Ours(Contestant):
         return self.optimizer.gathered() if self.stage is ZeRO3 else contextlib.nullcontext()
 
 
-# As large as ours. By default DeepSpeed allocates 2 GB for one.
-BUCKETS = dict.fromkeys(("reduce_bucket_size", "allgather_bucket_size"), BUCKET_BYTES // 4)
-
-
 class DeepSpeed(Contestant):
     """DeepSpeed on the CPU. Its engine divides by the number of micro-batches, clips and updates
     by itself: its `step` comes after each micro-batch, and does nothing but after the last."""
@@ -207,12 +214,15 @@ class DeepSpeed(Contestant):
         # Each time it warns that what it calls in PyTorch has a new name.
         warnings.simplefilter("ignore", FutureWarning)
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        # As large as ours, in elements. By default it allocates 2 GB for one.
+        names = ("reduce_bucket_size", "allgather_bucket_size")
+        buckets = dict.fromkeys(names, self.job.bucket_bytes // 4)
         config = {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": self.job.micro_batches,
             "gradient_clipping": self.job.max_norm or 0.0,
             "optimizer": {"type": "AdamW", "params": self.job.options | {"torch_adam": True}},
-            "zero_optimization": {"stage": stage, **BUCKETS, **options},
+            "zero_optimization": {"stage": stage, **buckets, **options},
             "zero_force_ds_cpu_optimizer": False,
         }
         with contextlib.redirect_stdout(io.StringIO()):  # it says what it has built
@@ -238,7 +248,6 @@ class DeepSpeed(Contestant):
         return deepspeed.zero.GatheredParameters(parameters, enabled=enabled)
 
 
-TorchDDP = partial(Replicated, ddp=DistributedDataParallel, gradient_as_bucket_view=True)
 OURS = {
     "DDP": Replicated,
     "ZeRO1": partial(Ours, stage=ZeRO1),
