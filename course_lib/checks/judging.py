@@ -70,6 +70,9 @@ class Wrong:
         self._exercise, self._cases = exercise, cases
         self._known: dict[tuple[int, int], Outcome] = {}
 
+    def knows(self, misconception: int, case: int) -> bool:
+        return (misconception, case) in self._known
+
     def outcome(self, misconception: int, case: int) -> Outcome:
         """Both are named by their index."""
         key = misconception, case
@@ -152,7 +155,11 @@ def _explain(exercise, wrong, got, first) -> Misconception | None:
     """The misconception that does what the learner's answer does, on every case."""
     telling_first = [first, *range(len(got))]
     for index, misconception in enumerate(exercise.misconceptions):
-        if all(_same(exercise, wrong.outcome(index, case), got[case]) for case in telling_first):
+        known = [case for case in telling_first if wrong.knows(index, case)]
+        if all(
+            _same(exercise, wrong.outcome(index, case), got[case])
+            for case in (*known, *telling_first)
+        ):
             return misconception
     return None
 

@@ -34,20 +34,30 @@ def prove(exercise: Exercise, seed: int = 1) -> list[Proof]:
     cases = exercise.all_cases(seed)
     expected, explained = expect(exercise, cases), Wrong(exercise, cases)
 
-    def report(outcome: Callable[[int], Outcome]) -> Report:
-        got = [outcome(case) for case in range(len(cases))]
-        return judge(exercise, seed, cases, expected, got, explained)
+    def report(outcome: Callable[[int], Outcome], count: int = len(cases)) -> Report:
+        """The verdict on the first `count` cases."""
+        got = [outcome(case) for case in range(count)]
+        return judge(exercise, seed, cases[:count], expected[:count], got, explained)
+
+    def refused(name: str, sentence: str, outcome: Callable[[int], Outcome]) -> Proof:
+        """A case that fails, with its sentence, is proof enough: more cases fail no less, and what
+        looks like another mistake on all cases does so on the first ones."""
+        tried = (report(outcome, count) for count in range(1, len(cases)))
+        first = next((told for told in tried if not told.passed), None)
+        if first and first.sentence == sentence:
+            return _refused(exercise, name, sentence, first)
+        return _refused(exercise, name, sentence, report(outcome))
 
     def put(answer: Answer) -> Report:
         """As `evaluate`, but the answer may call the course's own: it is made from it."""
         return report(outcomes(answer, cases, exercise.run).__getitem__)
 
-    proofs = [
-        _refused(exercise, "the unsolved stub", f"Not solved yet: {exercise.task}", put(stub))
-    ]
+    def unsolved(case: int) -> Outcome:
+        return outcomes(stub, [cases[case]], exercise.run)[0]
+
+    proofs = [refused("the unsolved stub", f"Not solved yet: {exercise.task}", unsolved)]
     for index, each in enumerate(exercise.misconceptions):
-        told = report(partial(explained.outcome, index))
-        proofs.append(_refused(exercise, each.name, each.hint, told))
+        proofs.append(refused(each.name, each.hint, partial(explained.outcome, index)))
     if exercise.library:
         proofs.append(_calls_the_library(exercise, seed))
     for number, answer in enumerate((exercise.reference, *exercise.alternatives), start=1):
