@@ -22,7 +22,7 @@ lab: $(COURSE_VENV)/.ready ## open the course in JupyterLab
 setup: $(COURSE_VENV)/.ready ## only set up the environment
 
 test: $(COURSE_VENV)/.ready-dev ## run all the tests
-	@$(BIN)/python -m pytest $(TEST_ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(TEST_ARGS)
 
 build: $(COURSE_VENV)/.ready ## build the notebooks from solutions/*.py
 	@$(BIN)/course build $(BUILD_ARGS)

@@ -101,7 +101,7 @@ def test_a_second_run_does_no_set_up_again(copy):
 def test_tests_need_the_extra_and_then_lab_starts_at_once(copy):
     copy.make("test", "TEST_ARGS=-k pins")
     assert copy.install()[0].endswith("-c requirements.lock -e .[dev]")
-    assert copy.calls[-1] == "env-python -m pytest -k pins"
+    assert copy.calls[-1] == "env-python -m pytest -n 2 --dist loadfile -k pins"
     copy.make("lab")
     assert copy.install() == []
 
