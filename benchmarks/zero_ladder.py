@@ -1,4 +1,4 @@
-"""How long a step of each ZeRO stage takes, and what it holds, beside its peers of the same stage.
+"""How long a step of each ZeRO stage and of FSDP takes, and what it holds, beside its peers.
 
     python benchmarks/zero_ladder.py                            all of it
     python benchmarks/zero_ladder.py --stage 2 --model small    a part of it
@@ -29,7 +29,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from course_lib import ranks, specs
 from course_lib.comm.buckets import BUCKET_BYTES
@@ -40,6 +39,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "peers"))
 from contestants import DEEPSPEED, OURS, TORCH, Contestant, Job  # noqa: E402
 
 WORLD_SIZE = 4
+FSDP = "FSDP"
+STAGES = (0, 1, 2, 3, FSDP)
 WARM_UP = 2
 TOKENS = (4, 129)  # a rank's part of the batch: sequences, tokens of each
 SMALL = specs.read_config(
@@ -61,8 +62,10 @@ ALONE = "without communication"
 PHASES = ("forward", "backward", "update")
 
 
-def contestants(stage: int) -> dict:
+def contestants(stage: int | str) -> dict:
     """By name: ours, its peers, and the base."""
+    if stage == FSDP:
+        return {FSDP: OURS[FSDP], "ZeRO3": OURS["ZeRO3"]} | TORCH[3] | TORCH[0]
     ours = "DDP" if stage == 0 else f"ZeRO{stage}"
     peers = TORCH[stage] | (DEEPSPEED[stage] if importlib.util.find_spec("deepspeed") else {})
     return {ours: OURS[ours]} | peers | TORCH[0]
@@ -95,7 +98,7 @@ def times(stage: int, job: Job, count: int) -> list[list[float]]:
 
 
 class Peak(LiveBytes):
-    """Follows also what was there before, and the local tensors of DTensors."""
+    """Follows also what was there before."""
 
     def __enter__(self):
         super().__enter__()
@@ -104,21 +107,6 @@ class Peak(LiveBytes):
                 self._add(found, "other")
         self.note("found")
         return self
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        if DTensor in types:
-            return NotImplemented  # it calls operators on its local tensors, which come here
-        return super().__torch_dispatch__(operator, types, args, kwargs)
-
-    def _put(self, tensors, category):
-        super()._put(map(_local, tensors), category)
-
-    def _add(self, tensor, category):
-        super()._add(_local(tensor), category)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def peak(stage: int, name: str, job: Job) -> Moment:
@@ -262,9 +250,13 @@ def where(stage: int, job: Job, count: int) -> None:
             print(f"    {what:<34}{''.join(f'{v:10.1f}' for v in [*values, sum(values)])}")
 
 
+def _stage(name: str) -> int | str:
+    return int(name) if name.isdigit() else name
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--stage", type=int, choices=range(4), action="append")
+    parser.add_argument("--stage", type=_stage, choices=STAGES, action="append")
     parser.add_argument("--model", choices=MODELS, action="append")
     parser.add_argument("--adamw", choices=ADAMW, default="default")
     parser.add_argument("--rounds", type=int, help="how many, instead of enough")
@@ -277,7 +269,7 @@ def main() -> None:
         job = Job(MODELS[model], options=options, bucket_bytes=BUCKETS[model])
         count = chosen.rounds or ROUNDS[model]
         print(f"{model}: {job.spec.parameters:,} parameters, {count} rounds")
-        for stage in chosen.stage or range(4):
+        for stage in chosen.stage or STAGES:
             if chosen.profile:
                 where(stage, job, count)
             else:

@@ -14,12 +14,10 @@ from typer import Option
 from course_lib import comm, specs
 from course_lib.comm import table as comm_table
 from course_lib.errors import CourseError
-from course_lib.ledger import COLOURS, Ledger, gib, model_states
+from course_lib.ledger import COLOURS, Ledger, buffers, gib, model_states
 from course_lib.ledger.table import HEAD, notes, rows, title
 
-NOT_COUNTED = (
-    "Not counted yet: activations, gather and reduce buffers, logits, and the allocator's reserve."
-)
+NOT_COUNTED = "Not counted yet: activations, logits, the true peak, and the allocator's reserve."
 
 
 def _names(names) -> str:
@@ -51,30 +49,49 @@ def ledger(
     reshard_after_forward: Annotated[
         bool, Option(help="Free gathered parameters after the forward pass.")
     ] = True,
+    reshard_to: Annotated[
+        int, Option(metavar="N", help="But of each unit keep 1/N, shared with N - 1 neighbours.")
+    ] = 0,
+    prefetch: Annotated[int, Option(help="Units that are sent for ahead of use.")] = 1,
     offload: Annotated[
         str, Option(metavar="NAME", help="To the host: " + _names(specs.OFFLOADED))
     ] = "none",
     trainable: Annotated[float, Option(help="Fraction that is not frozen, 0 to 1.")] = 1.0,
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Predict, for the rank that has most, the bytes of a job's model states and of a step's
-    communication."""
+    """Predict, for the rank that has most, the bytes of a job's model states, of its buffers and of
+    a step's communication."""
     spec = _model(model, config)
     recipe = specs.Recipe(
         precision, optimizer, micro_batch, seq_len, grad_accum, checkpointing, trainable
     )
-    spread = specs.Strategy(strategy, gpus, gpus_per_node, wrap, reshard_after_forward, offload)
+    reshard = _reshard(reshard_after_forward, reshard_to)
+    spread = specs.Strategy(strategy, gpus, gpus_per_node, wrap, reshard, offload)
     device = specs.gpu(gpu)
     predicted = model_states(spec, recipe, spread)
+    passing = buffers(spec, recipe, spread, prefetch=prefetch)
     plan = comm.step(spec, recipe, spread)
+    moved = comm.offloaded(spec, recipe, spread)
     if as_json:
-        job = {"model": spec.name, "strategy": strategy, "gpu": gpu}
+        job = {"model": spec.name, "strategy": strategy, "gpu": gpu, "prefetch": prefetch}
         job |= asdict(spread) | asdict(recipe) | ({"config": config} if config else {})
         del job["name"]  # the strategy's, which it has already
-        told = {"job": job, **predicted.to_dict(), "communication": plan.to_dict()}
+        told = {"job": job, **predicted.to_dict()}
+        told["bytes"] |= passing.by_category()
+        told["lines"] += passing.to_dict()["lines"]
+        told["communication"] = plan.to_dict() | {"offload": asdict(moved)}
         print(json.dumps(told, indent=2))
     else:
-        _print_tables(predicted, plan, device)
+        _print_tables(predicted, passing, plan, moved, device)
+
+
+def _reshard(freed: bool, to: int) -> bool | int:
+    if to and not freed:
+        raise CourseError(
+            f"You gave --reshard-to {to}, to keep a part after forward, and "
+            "--no-reshard-after-forward, to keep all: give one of them."
+        )
+    return to or freed
 
 
 def _model(model: str, config: str) -> specs.ModelSpec:
@@ -86,14 +103,15 @@ def _model(model: str, config: str) -> specs.ModelSpec:
     return specs.model(model) if model else specs.read_config(config)
 
 
-def _print_tables(predicted: Ledger, plan: comm.Plan, device: specs.Gpu) -> None:
+def _print_tables(
+    predicted: Ledger,
+    passing: Ledger,
+    plan: comm.Plan,
+    moved: comm.Offloaded,
+    device: specs.Gpu,
+) -> None:
     from rich.console import Console
 
-    memory = _table(HEAD)
-    for row in rows(predicted):
-        what, *numbers = row.cells
-        swatch = f"[{COLOURS[row.category]}]\N{BLACK SQUARE}[/] " if row.category else "  "
-        memory.add_row(swatch + what, *numbers, style="bold" if row.category or row.total else "")
     *heads, _ = comm_table.HEAD
     traffic = _table(heads)
     traffic.add_column("why")
@@ -103,11 +121,27 @@ def _print_tables(predicted: Ledger, plan: comm.Plan, device: specs.Gpu) -> None
     traffic.add_row(*total, style="bold")
     console = Console(highlight=False, soft_wrap=True)
     console.print(title(predicted), markup=False)
-    console.print(memory)
+    console.print(_memory(predicted, HEAD))
     console.print("\n".join([*notes(predicted), _verdict(predicted.total, device)]), markup=False)
+    if passing.lines:
+        console.print()
+        *buffer_rows, _ = rows(passing)  # without a total: they are not most at the same moment
+        console.print(_memory(passing, ("at most at once", *HEAD[1:-1]), buffer_rows))
+        console.print("\n".join(notes(passing)), markup=False)
     console.print()
     console.print(traffic)
+    if moved.total:
+        console.print(f"Between GPU and host: {moved}", markup=False)
     console.print(NOT_COUNTED, markup=False)
+
+
+def _memory(ledger: Ledger, head: Sequence[str], chosen=None):
+    table = _table(head)
+    for row in rows(ledger) if chosen is None else chosen:
+        what, *numbers = row.cells[: len(head)]
+        swatch = f"[{COLOURS[row.category]}]\N{BLACK SQUARE}[/] " if row.category else "  "
+        table.add_row(swatch + what, *numbers, style="bold" if row.category or row.total else "")
+    return table
 
 
 def _table(heads: Sequence[str]):

@@ -9,21 +9,27 @@ zero3  A rank keeps its shard of the parameters too. Every micro-batch gathers e
        that are needed together, see comm.units) for forward, gathers it again for backward, and
        reduce-scatters its gradients.
 fsdp   As zero3, by units of its own. The root unit is not gathered again; nor is any where
-       reshard_after_forward is False.
+       reshard_after_forward is False. Where it is a number, a rank has kept more than its shard,
+       and so many ranks gather for backward.
 hsdp   As fsdp within a node; then an all_reduce averages each shard's gradient between nodes.
 
 Collectives run at the width of what they move: gradients at that of the recipe's gradients,
 parameters at that of its parameters. Under 'fsdp-bf16' a strategy that gathers parameters casts
 them to bf16 first, so both move as bf16.
 
-Not counted: what only the first step needs, the gradient norm, the loss, and a third gather where
-activations are checkpointed outside the units. At one rank the collectives are listed and move 0
-bytes; DDP does issue them, fully_shard leaves them out.
+Activations that are checkpointed inside of units are recomputed from what backward gathers anyhow.
+Where a checkpoint is around a unit, and recomputing it is a forward like another that frees it
+after, as in FSDP1 with reentrant checkpoints, it is gathered a third time: `recompute_gathers`.
+
+What offload moves between a GPU and its host is in comm.offload.
+
+Not counted: what only the first step needs, the gradient norm and the loss. At one rank the
+collectives are listed and move 0 bytes; DDP does issue them, fully_shard leaves them out.
 
 Sources: ZeRO, arXiv 1910.02054, section 7; PyTorch, torch/distributed/fsdp/_fully_shard.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from course_lib.comm.buckets import BUCKET_BYTES, buckets, caps, flat_piece, in_use_order
 from course_lib.comm.plan import Line, Plan
@@ -43,12 +49,15 @@ def step(
     bucket_bytes: int = BUCKET_BYTES,
     first_bucket_bytes: int | None = None,
     first_step: bool = False,
+    recompute_gathers: bool = False,
+    by_hand: Collection[str] | None = None,
 ) -> Plan:
     """The collectives of one step, on the rank that moves most.
 
     `bucket_bytes` is the cap of the buckets of ddp, zero1 and zero2, `first_bucket_bytes` that of
     ddp's first: as in DDP 1 MiB where `bucket_bytes` is the default, else the same as the others'.
     The plan is that of the steady state; with `first_step`, ddp has one bucket of all gradients.
+    `by_hand` are fsdp's units by name, see comm.units.
 
     Frozen parameters have no gradients. A fraction does not say which tensors are trained, so each
     tensor is taken to be, in proportion.
@@ -59,9 +68,19 @@ def step(
     elif strategy.name in ("zero1", "zero2"):
         lines = _flat(model, recipe, strategy, bucket_bytes)
     else:
-        lines = _gathered(model, recipe, strategy)
+        lines = _gathered(model, recipe, strategy, recompute_gathers, by_hand)
     issued = tuple(line for line in lines if line.collectives)
     return Plan(title(model, recipe, strategy.name, strategy.gpus), issued)
+
+
+def gathered_as(recipe: Recipe) -> str:
+    """The dtype in which parameters are gathered."""
+    return GATHERED_AS.get(recipe.precision, PRECISIONS[recipe.precision].parameters)
+
+
+def reduced_as(recipe: Recipe) -> str:
+    """The dtype in which strategies that gather parameters reduce gradients."""
+    return GATHERED_AS.get(recipe.precision, PRECISIONS[recipe.precision].gradients)
 
 
 def trained(sizes: list[int], recipe: Recipe) -> list[int]:
@@ -120,23 +139,35 @@ def _flat(
     )
 
 
-def _gathered(model: ModelSpec, recipe: Recipe, strategy: Strategy) -> Iterator[Line]:
-    precision, ranks = PRECISIONS[recipe.precision], strategy.shard_ranks
-    gathered = GATHERED_AS.get(recipe.precision, precision.parameters)
-    reduced = GATHERED_AS.get(recipe.precision, precision.gradients)
+def _gathered(
+    model: ModelSpec,
+    recipe: Recipe,
+    strategy: Strategy,
+    recompute_gathers: bool,
+    by_hand: Collection[str] | None,
+) -> Iterator[Line]:
+    ranks, near = strategy.shard_ranks, strategy.near_ranks
+    gathered, reduced = gathered_as(recipe), reduced_as(recipe)
     each_time = (MICRO_BATCH, recipe.grad_accum)
 
-    cut = units(model, strategy)
+    cut = units(model, strategy, by_hand)
     shards = [unit.shard for unit in cut]
     freed = [unit.shard for unit in cut if strategy.reshard_after_forward and not unit.root]
-    gradients = _trained_shards(shards, model.parameters, recipe)
+    gradients = trained_shards(shards, model.parameters, recipe)
+    kept = [flat_shard(ranks * shard, near) for shard in freed if gradients]  # after forward
     yield Line(
         _each("all_gather", shards, gathered, ranks),
         "parameters of each unit, for forward",
         *each_time,
     )
+    if recompute_gathers:
+        yield Line(
+            _each("all_gather", kept, gathered, near),
+            "parameters again, to recompute units that a checkpoint is around",
+            *each_time,
+        )
     yield Line(
-        _each("all_gather", freed if gradients else [], gathered, ranks),
+        _each("all_gather", kept, gathered, near),
         "parameters again for backward; forward freed them",
         *each_time,
     )
@@ -160,7 +191,7 @@ def _each(kind: str, shards: Iterable[int], dtype: str, ranks: int) -> tuple[Col
     return tuple(Collective(kind, ranks * shard, DTYPE_BYTES[dtype], ranks) for shard in shards)
 
 
-def _trained_shards(shards: list[int], parameters: int, recipe: Recipe) -> list[int]:
+def trained_shards(shards: list[int], parameters: int, recipe: Recipe) -> list[int]:
     """The trained part of each shard, rounded up, as all ranks' are of one size; no zeros."""
     part = recipe.trained(parameters)
     return [flat_shard(shard * part, parameters) for shard in shards if part]

@@ -17,7 +17,26 @@ from course_lib.errors import CourseError
 from course_lib.figures.image import image_html, new_figure
 
 
-class Explorer(widgets.VBox):
+class Shown(widgets.VBox):
+    """Controls, by name, and the HTML of what they show now, with or without a kernel."""
+
+    controls: Mapping[str, widgets.ValueWidget]
+
+    @property
+    def html(self) -> str:
+        """Picture and table of the present state, or the sentence that says what is wrong."""
+        raise NotImplementedError
+
+    def _repr_mimebundle_(self, **options):
+        """The widget, and beside it what it shows now, for a reader without a kernel."""
+        # A slider that stands on its first option has no label yet.
+        values = {name: getattr(c, "label", "") or c.value for name, c in self.controls.items()}
+        settings = " · ".join(f"{name} {escape(str(value))}" for name, value in values.items())
+        data = super()._repr_mimebundle_(**options)
+        return data | {"text/html": f"<p>{settings}</p>{self.html}"}
+
+
+class Explorer(Shown):
     """Redraws its figure and its table whenever a control changes.
 
     `controls` maps each argument of `compute` to its widget.
@@ -42,7 +61,6 @@ class Explorer(widgets.VBox):
 
     @property
     def html(self) -> str:
-        """Picture and table of the present state, or the sentence that says what is wrong."""
         return self._view.value
 
     def _update(self, _change=None) -> None:
@@ -56,11 +74,3 @@ class Explorer(widgets.VBox):
         self._draw(result)
         alt, table = self._words(result)
         return f'<figure style="margin:0">{image_html(self._figure, alt)}</figure>{table}'
-
-    def _repr_mimebundle_(self, **options):
-        """The widget, and beside it what it shows now, for a reader without a kernel."""
-        # A slider that stands on its first option has no label yet.
-        values = {name: getattr(c, "label", "") or c.value for name, c in self.controls.items()}
-        settings = " · ".join(f"{name} {escape(str(value))}" for name, value in values.items())
-        data = super()._repr_mimebundle_(**options)
-        return data | {"text/html": f"<p>{settings}</p>{self.html}"}

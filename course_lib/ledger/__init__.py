@@ -1,10 +1,12 @@
 """A job's memory, in bytes per rank, from arithmetic alone.
 
     model_states(model, recipe, strategy)     parameters, gradients, optimizer states
+    buffers(model, recipe, strategy)          what is gathered and reduced, at most at once
 
-gives a Ledger, which draws itself. `palette` has the colours that the whole course uses.
+give a Ledger, which draws itself. `palette` has the colours that the whole course uses.
 """
 
+from course_lib.ledger.buffers import buffers
 from course_lib.ledger.ledger import Ledger, Line
 from course_lib.ledger.palette import CATEGORIES, COLOURS, LABELS
 from course_lib.ledger.published import zero_table1
@@ -17,6 +19,7 @@ __all__ = [
     "LABELS",
     "Ledger",
     "Line",
+    "buffers",
     "gb",
     "gib",
     "human",

@@ -31,6 +31,7 @@ class Ledger:
     recipe: Recipe
     strategy: Strategy
     lines: tuple[Line, ...]
+    categories: tuple[str, ...] = MODEL_STATES  # what it is a ledger of
 
     def of(self, category: str) -> int:
         """Bytes of a category on the GPU."""
@@ -63,7 +64,7 @@ class Ledger:
 
     def by_category(self) -> dict[str, int]:
         """Bytes on the GPU of each category, in the order in which they are stacked."""
-        return {category: self.of(category) for category in MODEL_STATES}
+        return {category: self.of(category) for category in self.categories}
 
     def to_dict(self) -> dict:
         """Plain data, ready for JSON: what `course ledger --json` prints beside the job."""

@@ -31,16 +31,17 @@ def model_state_bytes(model: torch.nn.Module, optimizer) -> dict[str, int]:
 
 def parameter_tensors(model: torch.nn.Module, optimizer) -> list[torch.Tensor]:
     """The model's parameters as they are now, and what `optimizer` lists as its own."""
-    return [*model.parameters(), *_kept(optimizer, "parameter_tensors")]
+    return [*model.parameters(), *kept(optimizer, "parameter_tensors")]
 
 
 def gradient_tensors(model: torch.nn.Module, optimizer) -> list[torch.Tensor]:
     """The model's gradients as they are now, and what `optimizer` lists as its own."""
     own = [p.grad for p in model.parameters() if p.grad is not None]
-    return [*own, *_kept(optimizer, "gradient_tensors")]
+    return [*own, *kept(optimizer, "gradient_tensors")]
 
 
-def _kept(optimizer, listed_by: str) -> list[torch.Tensor]:
+def kept(optimizer, listed_by: str) -> list[torch.Tensor]:
+    """What `optimizer` lists as its own."""
     return getattr(optimizer, listed_by)() if hasattr(optimizer, listed_by) else []
 
 

@@ -10,14 +10,20 @@ As in the ledger, the rank is the one that holds most, and the step is not the f
 
 from collections.abc import Sequence
 
-from course_lib.comm.buckets import BUCKET_BYTES
-from course_lib.errors import CourseError
-from course_lib.measure.replay import Ddp, Peak, Zero1, Zero2
+from course_lib.measure.replay import Ddp, Peak, Tuning, Zero1, Zero2
+from course_lib.measure.replay_fsdp import Fsdp
 from course_lib.measure.replay_zero3 import Zero3
 from course_lib.measure.work import Event
 from course_lib.specs import ModelSpec, Recipe, Strategy
 
-STAGES = {"ddp": Ddp, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
+STAGES = {
+    "ddp": Ddp,
+    "zero1": Zero1,
+    "zero2": Zero2,
+    "zero3": Zero3,
+    "fsdp": Fsdp,
+    "hsdp": Fsdp,
+}
 
 
 def predicted_peak(
@@ -25,22 +31,21 @@ def predicted_peak(
     model: ModelSpec,
     recipe: Recipe,
     strategy: Strategy,
-    *,
-    bucket_bytes: int = BUCKET_BYTES,
-    prefetch: int = 1,
+    **tuning,
 ) -> Peak:
-    """The peak of one step of ddp, zero1, zero2 or zero3, in the implementations of this course.
+    """The peak of one step, in the implementations of this course; `tuning` are fields of Tuning.
 
     `events` are those of one micro-batch of the same model. Parameters with a 'gradient' among
-    them are trained. Reduced is in the dtype of gradients; there is one group of parameters.
+    them are trained. Under ddp to zero3 what is reduced is in the dtype of gradients; there is one
+    group of parameters.
+
+    fsdp and hsdp compute in the dtype in which parameters are gathered (see comm.step), so their
+    events are those of a model in that dtype. A checkpoint inside of units, or around them, is
+    recorded as it is: give `units` by the names that they have in that model.
     """
-    if strategy.name not in STAGES:
-        raise CourseError(
-            f"The peak was asked of {strategy.name}, and is predicted for {', '.join(STAGES)}: "
-            "give one of these."
-        )
-    rank = STAGES[strategy.name](events, model, recipe, strategy, bucket_bytes, prefetch)
-    for _ in range(recipe.grad_accum):
+    rank = STAGES[strategy.name](events, model, recipe, strategy, Tuning(**tuning))
+    for micro_batch in range(recipe.grad_accum):
+        rank.begins(last=micro_batch == recipe.grad_accum - 1)
         for event in events:
             rank.see(event.most, f"{event.kind} {event.name}".strip())
             rank.on(event)

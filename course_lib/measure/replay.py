@@ -7,16 +7,47 @@ decay, one.
 """
 
 from collections import Counter, deque
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from course_lib import ledger
-from course_lib.comm.buckets import UNDER_WAY, flat_piece
+from course_lib.comm.buckets import BUCKET_BYTES, UNDER_WAY, flat_piece
+from course_lib.comm.units import plain
 from course_lib.measure.work import Event
 from course_lib.specs import DTYPE_BYTES, PRECISIONS
 from course_lib.specs.padding import flat_shard
 
 TEMPORARIES = {"adamw": 2, "sgd-momentum": 1, "sgd": 1}  # of what is updated at a time
 FP32 = DTYPE_BYTES["fp32"]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a stage is run, beyond what a Strategy says.
+
+    `bucket_bytes` is of zero1 and zero2. `prefetch` is how many units zero3, fsdp and hsdp send for
+    ahead of use. All else is of fsdp and hsdp, and where it has a name of sharded.FSDP's, it is as
+    there: `forward_prefetch` and `backward_prefetch` are in place of `prefetch`; `units` by hand
+    are names as in named_modules(); `reduce` is the dtype in which to reduce; `no_sync` is until
+    the last micro-batch. `host`: what is offloaded counts, too, as where the device is the host.
+    """
+
+    bucket_bytes: int = BUCKET_BYTES
+    prefetch: int = 1
+    forward_prefetch: int | None = None
+    backward_prefetch: int | None = None
+    gathers: int = 2
+    units: Collection[str] | None = None
+    reduce: str | None = None
+    no_sync: bool = False
+    recompute_reshards: bool = False
+    host: bool = False
+
+    @property
+    def ahead(self) -> tuple[int, int]:
+        """How many units are sent for ahead of use in forward, and in backward."""
+        both = (self.forward_prefetch, self.backward_prefetch)
+        return tuple(self.prefetch if count is None else count for count in both)
 
 
 @dataclass(frozen=True)
@@ -30,23 +61,26 @@ class Peak:
 class Rank:
     """What a rank holds besides its work: `held` bytes now, and the peak so far."""
 
-    def __init__(self, events, model, recipe, strategy, bucket_bytes, prefetch) -> None:
+    def __init__(self, events, model, recipe, strategy, tuning: Tuning) -> None:
         precision = PRECISIONS[recipe.precision]
-        self.ranks, self.prefetch = strategy.gpus, prefetch
+        self.ranks, self.prefetch = strategy.gpus, tuning.prefetch
         self.itemsize = DTYPE_BYTES[precision.parameters]
         self.has_masters = precision.master is not None
         self.temporaries = TEMPORARIES[recipe.optimizer]
-        completed = {event.name for event in events if event.kind == "gradient"}
+        completed = {plain(event.name) for event in events if event.kind == "gradient"}
         self.sizes = {x.name: x.numel for x in model.tensors() if x.name in completed}  # trained
         self.shard = flat_shard(sum(self.sizes.values()), self.ranks)
-        states = ledger.model_states(model, recipe, strategy)
-        self.held = states.parameters + states.optimizer_states
+        self.states = ledger.model_states(model, recipe, strategy)
+        self.held = self.states.parameters + self.states.optimizer_states
         self.peak = Peak(0, "")
-        self.prepare(events, model, strategy, bucket_bytes)
+        self.prepare(events, model, recipe, strategy, tuning)
 
     def see(self, work: int, at: str) -> None:
         if self.held + work > self.peak.bytes:
             self.peak = Peak(self.held + work, at)
+
+    def begins(self, last: bool) -> None:
+        """A micro-batch begins, perhaps the last of the step."""
 
     def on(self, event: Event) -> None:
         if event.kind == "gradient":
@@ -55,11 +89,12 @@ class Rank:
     def update(self, elements: int, largest: int, besides: int = 0) -> None:
         """The optimizer's step on `elements`, the `largest` tensor of them at a time."""
         casts = elements if self.has_masters else 0  # of the gradients
-        self.see(besides + FP32 * (casts + self.temporaries * largest), "update")
+        width = FP32 if self.has_masters else self.itemsize
+        self.see(besides + width * (casts + self.temporaries * largest), "update")
 
 
 class Ddp(Rank):
-    def prepare(self, events, model, strategy, bucket_bytes) -> None:
+    def prepare(self, events, model, recipe, strategy, tuning) -> None:
         self.held += self.itemsize * sum(self.sizes.values())  # the buckets, which stay
 
     def on_gradient(self, event: Event) -> None:
@@ -70,9 +105,9 @@ class Ddp(Rank):
 
 
 class Zero1(Rank):
-    def prepare(self, events, model, strategy, bucket_bytes) -> None:
+    def prepare(self, events, model, recipe, strategy, tuning) -> None:
         self.kept: set[str] = set()
-        piece = flat_piece(bucket_bytes, self.itemsize, self.ranks)
+        piece = flat_piece(tuning.bucket_bytes, self.itemsize, self.ranks)
         pieces = [min(piece, self.shard - x) for x in range(0, self.shard, piece)]
         self.buckets = [self.ranks * piece * self.itemsize for piece in pieces]  # bytes
 
@@ -95,8 +130,8 @@ class Zero1(Rank):
 
 
 class Zero2(Zero1):
-    def prepare(self, events, model, strategy, bucket_bytes) -> None:
-        super().prepare(events, model, strategy, bucket_bytes)
+    def prepare(self, events, model, recipe, strategy, tuning) -> None:
+        super().prepare(events, model, recipe, strategy, tuning)
         self.held += self.itemsize * self.shard  # gradients
         self.places = _places(self.sizes, [x // self.itemsize for x in self.buckets])
         self.begin()

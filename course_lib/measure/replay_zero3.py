@@ -12,7 +12,7 @@ from course_lib.specs.padding import flat_shard
 
 
 class Zero3(Rank):
-    def prepare(self, events, model, strategy, bucket_bytes) -> None:
+    def prepare(self, events, model, recipe, strategy, tuning) -> None:
         self.units = [
             _Unit(unit.tensors, self.sizes, self.ranks, self.itemsize)
             for unit in units(model, strategy)

@@ -14,7 +14,10 @@ Which category a storage belongs to is told by
 
 What operators allocate and free within themselves (a kernel's workspace) is not seen, nor is what
 C++ makes without an operator (DDP's buckets in PyTorch's reducer). Under `torch.no_grad` too, what
-forward makes counts as an activation while it lives.
+forward makes counts as an activation while it lives. Of a DTensor its local tensor counts, so that
+PyTorch's fully_shard can be followed, too.
+
+Under the FSDP of this course a parameter counts with the parameters while it is whole, too.
 """
 
 import weakref
@@ -27,9 +30,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from course_lib.ledger import CATEGORIES
-from course_lib.measure.live import gradient_tensors, parameter_tensors, state_tensors
+from course_lib.measure.live import kept, state_tensors
 
 ENTER, LEAVE = "profiler::_record_function_enter_new", "profiler::_record_function_exit"
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass(frozen=True)
@@ -61,11 +66,11 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self, model: torch.nn.Module, optimizer=None) -> None:
         super().__init__()
         self.timeline: list[Moment] = []
-        self._model, self._optimizer = model, optimizer
+        self._modules, self._optimizer = list(model.modules()), optimizer
         self._live: Counter = Counter()
         self._known: dict[int, tuple[str, int, weakref.ref]] = {}  # by the storage's id
         self._labels: list[str] = []
-        self._changed = False
+        self._changed = self._resizing = False
 
     @property
     def peak(self) -> Moment:
@@ -83,6 +88,9 @@ class LiveBytes(TorchDispatchMode):
         resize = torch.UntypedStorage.resize_
 
         def resized(storage, nbytes):
+            if not self._resizing:  # the first after an operator
+                self._find()  # while what it belongs to is at its place
+            self._resizing = True
             result = resize(storage, nbytes)
             self._resized(storage)
             return result
@@ -96,6 +104,9 @@ class LiveBytes(TorchDispatchMode):
         super().__exit__(*error)
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if any(map(_is_dtensor, types)):
+            return NotImplemented  # it calls operators on its local tensors, which come here
+        self._resizing = False
         name = operator._schema.name
         if name == ENTER:
             self._labels.append(args[0])
@@ -105,33 +116,37 @@ class LiveBytes(TorchDispatchMode):
         result = operator(*args, **(kwargs or {}))
         for tensor in tree_iter((args, kwargs, result)):
             if isinstance(tensor, torch.Tensor):
-                self._add(tensor, self._by_label())
+                self._add(tensor, "")
         if self._changed:
             self.note(name)
         return result
 
     def _find(self) -> None:
         """Put what is found at its place into its category, whatever it was when it was made."""
-        self._put(parameter_tensors(self._model, self._optimizer), "parameters")
-        self._put(gradient_tensors(self._model, self._optimizer), "gradients")
+        each = [p for m in self._modules for p in m._parameters.values() if p is not None]
+        self._put([*each, *kept(self._optimizer, "parameter_tensors")], "parameters")
+        gradients = [p.grad for p in each if p.grad is not None]
+        self._put([*gradients, *kept(self._optimizer, "gradient_tensors")], "gradients")
         if self._optimizer is not None:
             self._put(state_tensors(self._optimizer), "optimizer_states")
 
     def _put(self, tensors: Iterable[torch.Tensor], category: str) -> None:
         for tensor in tensors:
             self._add(tensor, category)
-            storage = tensor.untyped_storage()
-            before, nbytes, reference = self._known[id(storage)]
+            key = id(_local(tensor).untyped_storage())
+            before, nbytes, reference = self._known[key]
             if before != category:
                 self._live[before] -= nbytes
                 self._live[category] += nbytes
-                self._known[id(storage)] = category, nbytes, reference
+                self._known[key] = category, nbytes, reference
                 self._changed = True
 
     def _add(self, tensor: torch.Tensor, category: str) -> None:
-        storage = tensor.untyped_storage()
+        """Know its storage, at least from now on; where '' is given, by its label."""
+        storage = _local(tensor).untyped_storage()
         key, nbytes = id(storage), storage.nbytes()
         if key not in self._known:
+            category = category or self._by_label()
             self._known[key] = category, nbytes, weakref.ref(storage, lambda _: self._drop(key))
             self._live[category] += nbytes
             self._changed = True
@@ -165,3 +180,11 @@ class LiveBytes(TorchDispatchMode):
         where = self._labels[-1] if self._labels else phase
         self.timeline.append(Moment(self.now, where, operator))
         self._changed = False
+
+
+def _is_dtensor(kind: type) -> bool:
+    return kind not in PLAIN and issubclass(kind, torch.Tensor) and hasattr(kind, "_local_tensor")
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor._local_tensor if _is_dtensor(type(tensor)) else tensor

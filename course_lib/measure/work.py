@@ -3,7 +3,8 @@
 Activations, and what operators make on the way, are the same whatever is sharded. So they are
 measured once, in one process, and a prediction adds what a stage holds (see `peak`). The record
 also says when something happens of which a stage takes advantage: forward enters and leaves a
-module, backward reaches it, is through with it, and completes a gradient.
+module, backward reaches it, is through with it, and completes a gradient. What a checkpoint has
+computed again within backward is there as it was: modules are entered again, and perhaps left.
 """
 
 from collections.abc import Callable
@@ -20,10 +21,10 @@ from course_lib.measure.tracker import LiveBytes
 @dataclass(frozen=True)
 class Event:
     """What is live besides parameters and complete gradients: bytes now, and the most since the
-    event before. The gradient that an event completes is still among them.
+    event before. The gradient that an event completes is still among them, and gone after it.
 
-    `kind` is 'enter', 'leave', 'reach' or 'through', of the module called `name`, or 'gradient', of
-    the parameter called `name`; 'end' is that of the micro-batch.
+    `kind` is 'enter', 'leave', 'reach' or 'through', of the module called `name` ('' is the model),
+    or 'gradient', of the parameter called `name`; 'end' is that of the micro-batch.
     """
 
     kind: str
@@ -42,15 +43,18 @@ def work(model: nn.Module, loss: Callable[[], torch.Tensor]) -> tuple[Event, ...
     seen = 1  # moments that belong to an event before; the first is that before the micro-batch
 
     def note(kind: str, name: str) -> None:
-        nonlocal seen
         live.note(kind)
         totals = [moment.total - parameters for moment in live.timeline[seen:]]
         events.append(Event(kind, name, totals[-1], max(totals)))
+        go_on()
+
+    def go_on() -> None:
+        nonlocal seen
         seen = len(live.timeline) - 1  # what is live now counts for the next event, too
 
     def enter(name, module, args):
         note("enter", name)
-        return tuple(watched(x, partial(note, "through", name)) for x in args)
+        return watched(args, partial(note, "through", name))
 
     def leave(name, module, args, output):
         note("leave", name)
@@ -60,12 +64,13 @@ def work(model: nn.Module, loss: Callable[[], torch.Tensor]) -> tuple[Event, ...
     def complete(name, parameter):
         note("gradient", name)
         parameter.grad = None
+        live.note("taken")
+        go_on()
 
     hooks = []
     for name, module in model.named_modules():
-        if name:
-            hooks.append(module.register_forward_pre_hook(partial(enter, name)))
-            hooks.append(module.register_forward_hook(partial(leave, name)))
+        hooks.append(module.register_forward_pre_hook(partial(enter, name)))
+        hooks.append(module.register_forward_hook(partial(leave, name)))
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             hooks.append(parameter.register_post_accumulate_grad_hook(partial(complete, name)))
@@ -79,10 +84,26 @@ def work(model: nn.Module, loss: Callable[[], torch.Tensor]) -> tuple[Event, ...
     return tuple(events)
 
 
-def watched(x, on_gradient: Callable[[], None]):
-    """An alias of the tensor x that tells when backward has its gradient."""
-    if not isinstance(x, torch.Tensor) or not x.requires_grad:
+def watched(args: tuple, on_gradients: Callable[[], None]) -> tuple:
+    """The same with aliases of tensors, such that backward tells when it has the gradients of all
+    of them."""
+    if not torch.is_grad_enabled():
+        return args
+    to_come = 0
+
+    def on_gradient(gradient: torch.Tensor) -> None:
+        nonlocal to_come
+        to_come -= 1
+        if not to_come:
+            on_gradients()
+
+    def alias(x):
+        nonlocal to_come
+        if not isinstance(x, torch.Tensor) or not x.requires_grad:
+            return x
+        to_come += 1
+        x = x.view_as(x)
+        x.register_hook(on_gradient)
         return x
-    alias = x.view_as(x)
-    alias.register_hook(lambda gradient: on_gradient())
-    return alias
+
+    return tuple(map(alias, args))

@@ -11,14 +11,15 @@ import torch
 import torch.distributed as dist
 
 
-def global_norm(*shards: torch.Tensor) -> float:
-    """The 2-norm of all ranks' `shards` together. Each element must be one rank's alone.
+def global_norm(*shards: torch.Tensor, group: dist.ProcessGroup | None = None) -> float:
+    """The 2-norm of all ranks' `shards` together, or those of a group's. Each element must be one
+    rank's alone.
 
     In fp64, where the square of any finite gradient is finite.
     """
     norms = [torch.linalg.vector_norm(shard, dtype=torch.float64) for shard in shards]
     squares = torch.linalg.vector_norm(torch.stack(norms)).square()
-    dist.all_reduce(squares)
+    dist.all_reduce(squares, group=group)
     return squares.sqrt().item()
 
 

@@ -139,6 +139,13 @@ GATHER = Exercise(
             "unit.register_forward_hook(free), where free resizes each storage to 0.",
         ),
         Misconception(
+            "never freed, nor at first",
+            wrong.shard_forward(at_first=False, frees=False),
+            "You gather, and never free: after the first forward every unit is whole on every "
+            "rank, and stays so.",
+            "unit.register_forward_hook(free), where free resizes each storage to 0.",
+        ),
+        Misconception(
             "gathered once",
             wrong.once,
             "You gather when a parameter is empty, and never free it: all units stay whole, and "

@@ -36,12 +36,14 @@ def test_the_papers_model_on_64_gpus(ledger):
     code, out, _ = ledger(*PAPER, "--json")
     data = json.loads(out)
     assert code == 0
-    assert sum(data["bytes"].values()) == 1_875_000_000
+    states = ("parameters", "gradients", "optimizer_states")
+    assert sum(data["bytes"][state] for state in states) == 1_875_000_000
     assert data["parameters_total"] == 7_500_000_000
     assert data["job"] == {
         "model": "paper-7.5b",
         "strategy": "zero3",
         "gpu": "h100-sxm-80",
+        "prefetch": 1,
         "gpus": 64,
         "gpus_per_node": 8,
         "wrap": "layer",
@@ -59,7 +61,10 @@ def test_the_papers_model_on_64_gpus(ledger):
 
 def test_what_is_not_computed_yet_is_absent(ledger):
     data = json.loads(ledger(*PAPER, "--json")[1])
-    assert set(data["bytes"]) == {"parameters", "gradients", "optimizer_states"}
+    assert set(data["bytes"]) == {
+        *("parameters", "gradients", "optimizer_states"),
+        *("gather_buffers", "reduce_buffers"),
+    }
     assert "peak_at" not in data
 
 
@@ -99,6 +104,7 @@ def test_every_flag_is_taken_and_echoed(ledger, config):
         "grad-accum": 2,
         "checkpointing": "full",
         "wrap": "1000000-params",
+        "prefetch": 2,
         "offload": "all",
         "trainable": 0.5,
         "config": str(config),
@@ -113,12 +119,50 @@ def test_every_flag_is_taken_and_echoed(ledger, config):
         "model": config.parent.name,
         "reshard_after_forward": False,
     }
-    assert (sum(data["bytes"].values()), data["host_bytes"] > 0) == (0, True)
+    held = ("parameters", "gradients", "optimizer_states")
+    assert sum(data["bytes"][category] for category in held) == 0
+    assert data["host_bytes"] > 0
+
+
+def test_tuning_fsdp_changes_buffers_and_communication_and_no_model_states(ledger):
+    def told(*flags):
+        job = ("--model", "llama3-8b", "--strategy", "fsdp", "--gpus", 64, *flags, "--json")
+        data = json.loads(ledger(*job)[1])
+        buffers = [data["bytes"].pop(name) for name in ("gather_buffers", "reduce_buffers")]
+        return buffers, data["bytes"], data["communication"]
+
+    (gather, reduce), states, moved = told()
+    again = told("--prefetch", 3)
+    assert again[0][0] > gather and again[1:] == (states, moved)
+    coarse = told("--wrap", "model")
+    assert coarse[0][0] > gather and coarse[0][1] > reduce and coarse[1] == states
+    kept = told("--no-reshard-after-forward")
+    assert kept[0][0] == 4 * 8_030_261_248 and kept[0][1] == reduce and kept[1] == states
+    near = told("--reshard-to", 8)
+    assert gather < near[0][0] < kept[0][0] and near[0][1] == reduce and near[1] == states
+    sent = [told[2]["total_bytes_per_rank"] for told in (kept, near)]
+    assert sent[0] < sent[1] < moved["total_bytes_per_rank"]
+    hsdp = told("--strategy", "hsdp")
+    assert hsdp[0][0] == gather and hsdp[1]["parameters"] > states["parameters"]
+    offloaded = told("--offload", "all")
+    assert offloaded[0][0] > gather  # shards come to the GPU to be gathered
+    assert offloaded[2]["offload"]["to_device"] > offloaded[2]["offload"]["to_host"] > 0
+    assert moved["offload"] == {"to_device": 0, "to_host": 0}
+
+
+def test_buffers_are_shown_without_a_total(ledger):
+    job = ("--model", "lab-25m", "--strategy", "fsdp", "--gpus", 4)
+    memory, buffers, communication = ledger(*job, "--offload", "all")[1].split("\n\n")
+    assert "total on the GPU" in memory and "total" not in buffers
+    assert buffers.startswith("at most at once")
+    assert "■ gather buffers" in buffers and "backward of model.layers.7" in buffers
+    assert "Between GPU and host: " in communication
+    assert "at most at once" not in ledger("--model", "lab-25m")[1]
 
 
 def test_the_tables_have_a_verdict_communication_and_what_is_missing(ledger):
     code, out, _ = ledger(*PAPER)
-    memory, communication = out.split("\n\n")
+    memory, _, communication = out.split("\n\n")
     assert code == 0
     assert "fp32 master copy" in memory
     assert memory.splitlines()[-1] == (
@@ -128,8 +172,7 @@ def test_the_tables_have_a_verdict_communication_and_what_is_missing(ledger):
     assert head.split() == ["per", "rank", "and", "step", "count", "bytes", "why"]
     assert total.split() == ["total", "3", "44,296,875,000", "41.25", "GiB"]
     assert missing == (
-        "Not counted yet: activations, gather and reduce buffers, logits, and the allocator's "
-        "reserve."
+        "Not counted yet: activations, logits, the true peak, and the allocator's reserve."
     )
 
 
@@ -162,6 +205,9 @@ def test_markup_in_a_models_name_is_not_read_as_style(ledger, config):
         (("--model", "gpt2", "--trainable", 2), "trainable is 2.0"),
         (("--model", "gpt2", "--strategy", "zero1", "--optimizer", "sgd"), "nothing to shard"),
         (("--model", "gpt2", "--offload", "all"), "ddp needs its parameters whole"),
+        (("--model", "gpt2", "--prefetch", -1), "prefetch is -1"),
+        (("--model", "gpt2", "--reshard-to", 2), "a number of ranks"),
+        (("--model", "gpt2", "--reshard-to", 2, "--no-reshard-after-forward"), "give one of them"),
         (("--model", "gpt2", "--strategy", "hsdp", "--gpus", 12), "do not fill nodes of 8"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",

@@ -34,7 +34,12 @@ TIED = specs.read_config(CONFIG | {"tie_word_embeddings": True})
 LAB = specs.model("lab-25m")
 CAP = 8 * 1024  # bytes; TINY's gradients are 47 KiB in fp32
 LAYERS = [[f"model.layers.{layer}"] for layer in range(3)]
-PAIRS = [["model.embed_tokens", "model.layers.0"], ["model.layers.1", "model.layers.2"]]
+BY_SIZE = [  # of 1,500 parameters or more, besides those of smaller ones
+    *([f"model.layers.{layer}.mlp"] for layer in range(3)),
+    ["model.embed_tokens"],
+    ["lm_head"],
+    ["model"],
+]
 
 
 def build(spec, precision):
@@ -65,6 +70,8 @@ def fsdp(spec, recipe, groups, mesh=None, **options):
     start = len(ranks.entries())
     for modules in groups:
         fully_shard([model.get_submodule(name) for name in modules], **options)
+    if type(options.get("reshard_after_forward")) is int:  # which it would do to the root, too
+        del options["reshard_after_forward"]
     fully_shard(model, **options)
     return [start, *train(model, recipe, torch.optim.SGD, contextlib.nullcontext)]
 
@@ -108,6 +115,7 @@ def hsdp_job(nodes, gpus_per_node):
 
 
 KEPT = {"reshard_after_forward": False}
+TO_2 = {"reshard_after_forward": 2}
 EVERYWHERE = {
     "ddp": ddp_job(TINY, recipe()),
     "ddp, 3 micro-batches": ddp_job(TINY, recipe(grad_accum=3)),
@@ -117,7 +125,7 @@ EVERYWHERE = {
     "fsdp, bf16": fsdp_job(recipe("pure-bf16"), LAYERS),
     "fsdp, fsdp-bf16, 3 micro-batches": fsdp_job(recipe("fsdp-bf16", 3), LAYERS),
     "fsdp, model": fsdp_job(recipe(), [], {"wrap": "model"}),
-    "fsdp, 4000-params": fsdp_job(recipe(), PAIRS, {"wrap": "4000-params"}),
+    "fsdp, 1500-params": fsdp_job(recipe(), BY_SIZE, {"wrap": "1500-params"}),
     "fsdp, kept": fsdp_job(recipe(grad_accum=2), LAYERS, KEPT, **KEPT),
     "zero_redundancy": (
         partial(ddp, TINY, recipe(grad_accum=2), zero=True),
@@ -136,7 +144,12 @@ JOBS = {
         "hsdp, 1 rank a node": hsdp_job(2, 1),
     },
     3: EVERYWHERE | {"hsdp, 1 node": hsdp_job(1, 3)},
-    4: EVERYWHERE | {"hsdp, 2 nodes": hsdp_job(2, 2), "ddp, unused": (UNUSED, None)},
+    4: EVERYWHERE
+    | {
+        "hsdp, 2 nodes": hsdp_job(2, 2),
+        "fsdp, resharded to 2": fsdp_job(recipe(grad_accum=2), LAYERS, TO_2, **TO_2),
+        "ddp, unused": (UNUSED, None),
+    },
 }
 BEYOND = ("ddp, unused", "hsdp, 1 rank a node")  # see the end of this file
 

@@ -7,8 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib import comm
+from course_lib.comm.units import units
 from course_lib.errors import CourseError
 from course_lib.ledger import model_states
+from course_lib.models import build
+from course_lib.sharded import wrapping
 from course_lib.specs import (
     PRECISIONS,
     SHARDED,
@@ -175,17 +178,104 @@ def test_nothing_is_gathered_again_where_nothing_is_freed():
     assert [line.kind for line in lines(kept)] == ["all_gather", "reduce_scatter"]
 
 
-def test_modules_follow_one_another_into_a_unit_until_it_is_full():
-    """The embedding and the head have 3.7 million parameters each, a block 2.2.
-
-    With 4: the embedding and a block, two blocks three times, a block and norm and head, which are
-    full, so nothing is left for the root. With 8.2: the embedding and three blocks, four blocks,
-    and a block and norm and head, which are not full, and so the root's.
+def test_the_smallest_modules_that_are_large_enough_are_units():
+    """The embedding and the head have 3.7 million parameters each, a block 2.2, its MLP 1.6 and its
+    attention 0.5. With 1: each MLP, the embedding and the head, and the decoder has the rest. With
+    2: blocks in place of MLPs, and a norm is left to the root. With 3: the decoder has the blocks.
+    With 4: the embedding too, and the head is the root's. With 30, all is.
     """
-    gather, again, _ = lines(Strategy("fsdp", 4, wrap="4000000-params"))
-    assert (gather.count, again.count) == (5, 5)
-    gather, again, _ = lines(Strategy("fsdp", 4, wrap="8200000-params"))
-    assert (gather.count, again.count) == (3, 2)
+    found = {}
+    for millions in (1, 2, 3, 4, 30):
+        first, *others = lines(Strategy("fsdp", 4, wrap=f"{millions}000000-params"))
+        found[millions] = first.count, others[0].count
+    assert found == {1: (11, 11), 2: (11, 10), 3: (3, 3), 4: (2, 1), 30: (1, 1)}
+
+
+@pytest.mark.parametrize("least", [1, 300_000, 1_000_000, 3_000_000])
+def test_units_by_size_are_those_of_the_policy(least):
+    """Of sharded.wrapping, which has the model itself."""
+    built = build(LAB)
+    names = {module: name for name, module in built.named_modules()}
+    chosen = {names[module] for module in wrapping.by_size(built, least)}
+    cut = units(LAB, Strategy("fsdp", 4, wrap=f"{least}-params"))
+    assert {unit.name for unit in cut if not unit.root} == chosen
+
+
+def test_units_by_hand():
+    linears = {x.name.removesuffix(".weight") for x in LAB.tensors() if len(x.shape) == 2}
+    gather, again, _ = lines(Strategy("fsdp", 4), by_hand=linears)
+    assert (gather.count, again.count) == (len(linears) + 1, len(linears))  # the root has norms
+    wrapped = {f"model.layers.{i}._checkpoint_wrapped_module" for i in range(8)}
+    assert lines(Strategy("fsdp", 4), by_hand=wrapped) == lines(Strategy("fsdp", 4))
+    assert lines(Strategy("fsdp", 4), by_hand=()) == lines(Strategy("fsdp", 4, wrap="model"))
+    with pytest.raises(CourseError, match="'model.layer.0' was to be a unit"):
+        lines(Strategy("fsdp", 4), by_hand={"model.layer.0"})
+
+
+def test_a_tied_embedding_is_the_roots_whatever_is_wrapped():
+    tied = replace(LAB, tied_embeddings=True)
+    for wrap in ("layer", "model", "1-params", "3000000-params"):
+        (root,) = (unit for unit in units(tied, Strategy("fsdp", 4, wrap=wrap)) if unit.root)
+        assert "model.embed_tokens.weight" in {tensor.name for tensor in root.tensors}
+
+
+# What is left after forward
+
+
+def test_resharded_to_a_number_of_ranks_backward_gathers_among_these():
+    gather, again, reduce = lines(Strategy("fsdp", 8, reshard_after_forward=2))
+    assert again.collectives == tuple(
+        replace(each, ranks=2) for each in gather.collectives[1:]
+    )  # the same whole parameters, without the root's
+    assert again.bytes_per_rank == sum(each.payload for each in again.collectives) // 2
+    assert reduce.collectives == lines(Strategy("fsdp", 8))[2].collectives
+
+
+def test_hsdp_reshards_within_its_nodes():
+    (line,) = (
+        x for x in lines(Strategy("hsdp", 16, 8, reshard_after_forward=4)) if "again" in x.why
+    )
+    assert {each.ranks for each in line.collectives} == {4}
+
+
+@pytest.mark.parametrize(("strategy", "blocks"), [("fsdp", 8), ("zero3", 11)])
+def test_a_checkpoint_around_units_costs_a_third_gather(strategy, blocks):
+    twice = comm.step(LAB, Recipe("fp32"), Strategy(strategy, 4))
+    thrice = comm.step(LAB, Recipe("fp32"), Strategy(strategy, 4), recompute_gathers=True)
+    assert thrice.counts()["all_gather"] == twice.counts()["all_gather"] + blocks
+    again = twice.lines[1].bytes_per_rank
+    assert thrice.bytes_per_rank == twice.bytes_per_rank + again
+
+
+def test_nothing_is_gathered_a_third_time_where_nothing_is_freed():
+    kept = Strategy("fsdp", 4, reshard_after_forward=False)
+    assert lines(kept, recompute_gathers=True) == lines(kept)
+
+
+# Between GPU and host
+
+
+def test_offloaded_shards_go_to_the_gpu_each_time_they_are_gathered():
+    recipe = Recipe("fp32", grad_accum=3)
+    shards = [unit.shard for unit in units(LAB, Strategy("fsdp", 4))]
+    root, total = shards[0], sum(shards)
+    moved = {
+        reshard: comm.offloaded(
+            LAB, recipe, Strategy("fsdp", 4, reshard_after_forward=reshard, offload="all")
+        )
+        for reshard in (True, False, 2)
+    }
+    assert moved[True].to_device == 3 * 4 * (2 * total - root)
+    assert moved[False].to_device == moved[2].to_device == 3 * 4 * total
+    assert {each.to_host for each in moved.values()} == {3 * 4 * total}
+    assert comm.offloaded(LAB, recipe, Strategy("fsdp", 4)).total == 0
+
+
+def test_an_offloaded_optimizer_gets_gradients_and_gives_parameters():
+    moved = comm.offloaded(
+        PAPER, Recipe("megatron-bf16"), Strategy("zero1", 64, offload="optimizer")
+    )
+    assert (moved.to_device, moved.to_host) == (2 * P // 64, 4 * P // 64)
 
 
 @given(st.integers(1, 30_000_000))

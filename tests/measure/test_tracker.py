@@ -1,14 +1,22 @@
 """LiveBytes against what is known by hand, against model_state_bytes, and against MemTracker."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
 
-from course_lib import models, specs
-from course_lib.measure import LiveBytes, model_state_bytes
+from course_lib import ledger, models, specs
+from course_lib.comm.units import units
+from course_lib.measure import LiveBytes, model_state_bytes, work
+from course_lib.measure.one_of_many import one_of_many
+from course_lib.sharded.fsdp import FSDP
+from course_lib.specs import Recipe, Strategy
 
 SPEC = replace(specs.model("lab-25m"), num_layers=2, vocab_size=1000)
 TOKENS = torch.randint(1000, (2, 33), generator=torch.Generator().manual_seed(0))
@@ -118,3 +126,71 @@ def test_gradients_are_gone_only_where_they_are_set_to_none(set_to_none):
         step(model, optimizer)
         optimizer.zero_grad(set_to_none=set_to_none)
     assert bool(live.now.get("gradients")) is not set_to_none
+
+
+def resident(live) -> dict[str, int]:
+    return {name: live.now.get(name, 0) for name in specs.MODEL_STATES}
+
+
+def test_fully_shard_and_fsdp_hold_what_the_ledger_says():
+    """Of a DTensor the local tensor counts, of FSDP the shards; whole ones are gone by then."""
+    predicted = ledger.model_states(SPEC, Recipe("fp32"), Strategy("fsdp", 4)).by_category()
+    with one_of_many(4):
+        theirs, ours = models.build(SPEC), models.build(SPEC)
+        for block in theirs.model.layers:
+            fully_shard(block, mesh=init_device_mesh("cpu", (4,)))
+        fully_shard(theirs, mesh=init_device_mesh("cpu", (4,)))
+        FSDP(ours)
+        for model in (theirs, ours):
+            optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+            with LiveBytes(model, optimizer) as live:
+                assert live.now == {"parameters": predicted["parameters"]}
+                step(model, optimizer)
+            assert resident(live) == predicted
+            most = max(moment.live["parameters"] for moment in live.timeline)
+            assert most > 2 * predicted["parameters"]  # it has seen whole ones, too
+
+
+def test_under_fsdp_each_is_counted_as_what_it_is():
+    with one_of_many(4):
+        model = models.build(SPEC)
+        FSDP(model)
+        with LiveBytes(model) as live:
+            model.loss(TOKENS).backward()
+    shards = ledger.model_states(SPEC, Recipe("fp32"), Strategy("fsdp", 4)).parameters
+    whole = max(moment.live["parameters"] for moment in live.timeline)
+    most = {
+        name: max(moment.live.get(name, 0) for moment in live.timeline)
+        for name in ("gather_buffers", "reduce_buffers", "gradients", "other")
+    }
+    root, block, *_ = (4 * 4 * unit.shard for unit in units(SPEC, Strategy("fsdp", 4)))
+    assert whole == shards + root + block
+    assert most["gather_buffers"] == max(root, block)
+    assert most["reduce_buffers"] == max(root, block) * 5 // 4
+    assert most["gradients"] >= 4 * SPEC.vocab_size * SPEC.hidden_size
+
+
+def test_a_gradient_that_is_taken_is_gone_for_what_follows():
+    model = nn.Sequential(nn.Linear(100, 100, bias=False), nn.Linear(100, 100, bias=False))
+    events = work(model, lambda: model(torch.ones(1, 100)).sum())
+    assert [event.name for event in events if event.kind == "gradient"] == ["1.weight", "0.weight"]
+    assert max(event.most for event in events) < 2 * 40_000  # never both
+    assert [event.most >= 40_000 for event in events if event.kind == "gradient"] == [True, True]
+
+
+def test_a_checkpointed_module_is_entered_again():
+    model = models.build(SPEC)
+    plain = work(model, lambda: model.loss(TOKENS))
+    for block in model.model.layers:
+        forward = block.forward
+        block.forward = partial(checkpoint, forward, use_reentrant=False)
+    again = work(model, lambda: model.loss(TOKENS))
+    entered = [
+        [x.name for x in events if x.kind == "enter"].count("model.layers.0.mlp")
+        for events in (plain, again)
+    ]
+    assert entered == [1, 2]
+    assert [x.name for x in again if x.kind == "gradient"] == [
+        x.name for x in plain if x.kind == "gradient"
+    ]
+    assert max(x.most for x in again) < max(x.most for x in plain)

@@ -30,6 +30,7 @@ from course_lib import models, specs
 from course_lib.comm.buckets import BUCKET_BYTES
 from course_lib.models.llama import Block
 from course_lib.sharded.ddp import DDP
+from course_lib.sharded.fsdp import FSDP
 from course_lib.sharded.zero1 import ZeRO1
 from course_lib.sharded.zero2 import ZeRO2
 from course_lib.sharded.zero3 import ZeRO3
@@ -159,6 +160,20 @@ class FullyShard(Contestant):
         return {name: p.full_tensor() for name, p in self.module.model.state_dict().items()}
 
 
+class OurFSDP(Contestant):
+    """Ours, with the same units."""
+
+    def wrap(self):
+        self.fsdp = FSDP(self.module)
+        return self.module
+
+    def clip(self, max_norm: float) -> None:
+        self.fsdp.clip_grad_norm_(max_norm)
+
+    def whole(self):
+        return self.fsdp.gathered()
+
+
 class FSDP1(Contestant):
     """FullyShardedDataParallel, with the same units as FullyShard."""
 
@@ -253,6 +268,7 @@ OURS = {
     "ZeRO1": partial(Ours, stage=ZeRO1),
     "ZeRO2": partial(Ours, stage=ZeRO2),
     "ZeRO3": partial(Ours, stage=ZeRO3),
+    "FSDP": OurFSDP,
 }
 # By the stage whose peers they are.
 TORCH = {

@@ -13,7 +13,6 @@ from zero_cases import (
 )
 
 from course_lib import ranks
-from course_lib.errors import CourseError
 from course_lib.measure import LiveBytes, predicted_peak, work
 from course_lib.sharded.ddp import DDP
 from course_lib.sharded.master_weights import MasterWeights
@@ -111,9 +110,3 @@ def test_work_leaves_the_model_as_it_was():
     completed = [event.name for event in events if event.kind == "gradient"]
     assert sorted(completed) == sorted(name for name, _ in model.named_parameters())
     assert all(event.most >= event.now >= 0 for event in events)
-
-
-def test_a_strategy_without_a_rule_is_refused():
-    job = Job()
-    with pytest.raises(CourseError, match="asked of fsdp"):
-        predicted_peak((), job.spec, job.recipe(), Strategy("fsdp", 2))

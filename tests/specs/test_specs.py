@@ -119,6 +119,11 @@ class TestStrategy:
     def test_over_how_many_ranks_it_shards(self, strategy, shard_ranks, replicas):
         assert (strategy.shard_ranks, strategy.replicas) == (shard_ranks, replicas)
 
+    def test_what_is_left_after_forward_is_on_so_many_ranks(self):
+        assert Strategy("fsdp", 16).near_ranks == 16
+        assert Strategy("hsdp", 16, reshard_after_forward=False).near_ranks == 8
+        assert Strategy("hsdp", 16, reshard_after_forward=4).near_ranks == 4
+
     def test_each_stage_of_zero_shards_one_category_more(self):
         ladder = [Strategy(name).sharded for name in ("ddp", "zero1", "zero2", "zero3")]
         assert [len(sharded) for sharded in ladder] == [0, 1, 2, 3]
@@ -144,6 +149,11 @@ class TestStrategy:
             ({"wrap": "0-params"}, "wrap is '0-params'"),
             ({"wrap": "layers"}, "wrap is 'layers'"),
             ({"wrap": 3}, "wrap is 3"),
+            ({"name": "zero3", "gpus": 4, "reshard_after_forward": 2}, "not zero3"),
+            ({"name": "fsdp", "gpus": 4, "reshard_after_forward": 3}, "sharded among 4 ranks"),
+            ({"name": "hsdp", "gpus": 16, "reshard_after_forward": 16}, "sharded among 8 ranks"),
+            ({"name": "fsdp", "reshard_after_forward": 0}, "reshard_after_forward is 0"),
+            ({"name": "fsdp", "reshard_after_forward": "no"}, "reshard_after_forward is 'no'"),
         ],
         ids=str,
     )
