@@ -165,7 +165,7 @@ check("09-wrap", auto_wrap)
 # %%
 lab = replace(specs.model("lab-25m"), name="lab-3m", vocab_size=512, hidden_size=192)
 lab = replace(lab, num_layers=6, num_heads=6, num_kv_heads=6, head_dim=32, intermediate_size=528)
-tokens = torch.randint(lab.vocab_size, (8, 65), generator=torch.Generator().manual_seed(0))
+tokens = torch.randint(lab.vocab_size, (8, 81), generator=torch.Generator().manual_seed(0))
 P, MIB = lab.parameters, 2**20
 model = models.build(lab)
 for least in (30_000, 95_000, 120_000, 300_000, 450_000, 2_000_000):
@@ -260,7 +260,7 @@ check("09-exposed", exposed)
 # A rank that waits sleeps, and leaves the processor to others. One that computes goes on.
 
 # %%
-LINK = {"bandwidth": 120e6, "latency": 1.5e-3}  # bytes a second; seconds for each collective
+LINK = {"bandwidth": 80e6, "latency": 1.5e-3}  # bytes a second; seconds for each collective
 
 
 def both_links():
@@ -321,7 +321,7 @@ def checkpointed(model, where):
 
 
 class Job:
-    """`step()` trains on this rank's share of eight sequences of 65; all else is FSDP's."""
+    """`step()` trains on this rank's share of eight sequences of 81; all else is FSDP's."""
 
     def __init__(self, wrap="a block", checkpoint=None, mesh=None, **tuning):
         self.model, units = built(wrap)
