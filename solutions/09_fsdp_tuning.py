@@ -39,7 +39,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from course_lib import comm, explorers, measure, models, ranks, specs
 from course_lib.checks import check
 from course_lib.figures.sweep import Setting, lanes, sweep, uncovered
-from course_lib.models.llama import Attention, Block, SwiGLU
+from course_lib.models.llama import Attention, Block, Decoder, SwiGLU
 from course_lib.ranks.log import CollectiveLog
 from course_lib.ranks.slow_link import slow_link
 from course_lib.sharded import wrapping
@@ -165,7 +165,7 @@ check("09-wrap", auto_wrap)
 # %%
 lab = replace(specs.model("lab-25m"), name="lab-3m", vocab_size=512, hidden_size=192)
 lab = replace(lab, num_layers=6, num_heads=6, num_kv_heads=6, head_dim=32, intermediate_size=528)
-tokens = torch.randint(lab.vocab_size, (8, 81), generator=torch.Generator().manual_seed(0))
+tokens = torch.randint(lab.vocab_size, (8, 57), generator=torch.Generator().manual_seed(0))
 P, MIB = lab.parameters, 2**20
 model = models.build(lab)
 for least in (30_000, 95_000, 120_000, 300_000, 450_000, 2_000_000):
@@ -260,7 +260,7 @@ check("09-exposed", exposed)
 # A rank that waits sleeps, and leaves the processor to others. One that computes goes on.
 
 # %%
-LINK = {"bandwidth": 80e6, "latency": 1.5e-3}  # bytes a second; seconds for each collective
+LINK = {"bandwidth": 110e6, "latency": 1.5e-3}  # bytes a second; seconds for each collective
 
 
 def both_links():
@@ -285,23 +285,23 @@ print(
 # %% [markdown]
 # ## The job
 #
-# One way to train the small Llama under FSDP, with one thing turned, on two ranks. Coarse units are several
-# blocks in a row, `nn.Sequential`; finer ones are chosen by class.
+# One way to train the small Llama under FSDP, with one thing turned, on two ranks. Units are chosen
+# by class.
 
 
 # %%
+CLASSES = {
+    "the Decoder": (Decoder,),  # embedding and all blocks
+    "a block": (Block,),
+    "half a block": (Attention, SwiGLU),
+    "a Linear": (nn.Linear,),
+}
+
+
 def built(wrap):
     """The model and its units: of `wrap` each, and the root."""
     model = models.build(lab)
-    blocks = model.model.layers
-    if wrap in ("3 blocks", "2 blocks"):
-        g = int(wrap[0])
-        rows = [nn.Sequential(*blocks[i : i + g]) for i in range(0, len(blocks), g)]
-        model.model.layers = nn.ModuleList(rows)
-    classes = {"half a block": (Attention, SwiGLU), "a Linear": (nn.Linear,)}
-    if wrap in classes:
-        return model, wrapping.by_class(model, *classes[wrap])
-    return model, [] if wrap == "the model" else wrapping.blocks(model)
+    return model, wrapping.by_class(model, *CLASSES[wrap]) if wrap in CLASSES else []
 
 
 # %% [markdown]
@@ -321,7 +321,7 @@ def checkpointed(model, where):
 
 
 class Job:
-    """`step()` trains on this rank's share of eight sequences of 81; all else is FSDP's."""
+    """`step()` trains on this rank's share of eight sequences of 57; all else is FSDP's."""
 
     def __init__(self, wrap="a block", checkpoint=None, mesh=None, **tuning):
         self.model, units = built(wrap)
@@ -354,7 +354,7 @@ def timed(job):
     return time.perf_counter() - start, uncovered(*lanes(events))
 
 
-def compared(settings, slow=LINK):
+def compared(settings, slow=LINK, steps=3):
     """Of each setting: its loss, its log, its peak, and steps on both links."""
     jobs = {name: Job(**setting) for name, setting in settings.items()}
     found = {name: {"own": [], "slow": [], "loss": job.step()} for name, job in jobs.items()}
@@ -364,7 +364,7 @@ def compared(settings, slow=LINK):
             job.step()
         found[name] |= {"log": (start, len(ranks.entries())), "peak": live.peak.total}
         found[name]["held"] = measure.model_state_bytes(job.model, job.optimizer)
-    for link, on, times in (("own", nullcontext(), 2), ("slow", slow_link(**slow), 3)):
+    for link, on, times in (("own", nullcontext(), 1), ("slow", slow_link(**slow), steps)):
         with on:
             for name in times * list(jobs):
                 found[name][link].append(timed(jobs[name]))
@@ -420,11 +420,11 @@ def middle(steps):
 # %% [markdown]
 # ## Run: units from the whole model to every Linear
 #
-# Six ways to cut the same model. Predict: the peak, from left to right? The time on the slow link?
+# Five ways to cut the same model. Predict: the peak, from left to right? The time on the slow link?
 
 
 # %%
-WRAPS = ("the model", "3 blocks", "2 blocks", "a block", "half a block", "a Linear")
+WRAPS = ("the model", *CLASSES)
 wrapped = ranks.run(
     compared, args=({wrap: {"wrap": wrap} for wrap in WRAPS},), world_size=2, timeout=300
 )
@@ -435,39 +435,41 @@ for wrap in WRAPS:
     many, moved[wrap] = sum(counts.values()), sum(nbytes.values())
     busy = many * LINK["latency"] + moved[wrap] / LINK["bandwidth"]
     print(f"{wrap:13}{counts}, {moved[wrap] / P:.2f} bytes each; slow link {1e3 * busy:3.0f} ms")
-    by_hand = None if "blocks" in wrap else named(wrap)  # rows of blocks send what blocks do
-    due[wrap] = comm.step(lab, RECIPE, FSDP2, by_hand=by_hand).bytes_per_rank
+    due[wrap] = comm.step(lab, RECIPE, FSDP2, by_hand=named(wrap)).bytes_per_rank
 measure.receipt("one step, sent by each rank", due, moved)
 
 # %% [markdown]
-# The bytes are the same but at the ends: the root unit is not gathered again, 2P for what it has.
-# (A P through our ring of two is 1/2 · 4 = 2 bytes for each parameter.) Of collectives there are two,
-# or 131; so on the slow link latency grows from nothing to more than the bytes take.
+# The bytes are about the same, but for the first: a root unit is not gathered again, so 2P for what
+# it has, and 3P for all else. (A P through our ring of two is 1/2 · 4 = 2 bytes for each parameter.)
+# Of collectives there are two, or 131; so on the slow link latency grows from nothing to more than
+# the bytes take.
 
 # %% tags=["nbval-ignore-output"]
-KNOWN = {wrap: predicted(wrap) for wrap in WRAPS if "blocks" not in wrap}
+known = {wrap: predicted(wrap) for wrap in WRAPS}
 
 
 def settings(run, peaks):
     """What rank 0 found, for the figure."""
     return [
-        Setting(name, x["peak"], *middle(x["slow"]), middle(x["own"])[0], peaks.get(name))
+        Setting(name, x["peak"], *middle(x["slow"]), middle(x["own"])[0], peaks[name])
         for name, x in run[0].items()
     ]
 
 
-alt = "Units from coarse to fine: the peak falls, and the time of a step is a U."
-sweep("a unit is", settings(wrapped, KNOWN), alt)
+alt = "From the Decoder to every Linear the peak falls, and the time of a step is a U."
+sweep("a unit is", settings(wrapped, known), alt)
 
 # %% [markdown]
-# **Too coarse** (left): one unit has to be there before anything computes, and all gradients are
-# reduced after: nothing hides. And all is whole at once.
+# **Too coarse** (the Decoder): it has to be there before anything computes, in forward and again in
+# backward, and its gradients are reduced after: nothing hides, and all is whole at once. The whole
+# model hides no more; as the root it only saves the third gather.
 #
 # **Too fine** (right): 131 collectives, 1.5 ms of latency each, whatever they carry, one after
-# another; and there is too little compute in a unit to hide the next one's. On the machine's own
-# link there is a price, too: hooks, copies, waiting for each other.
+# another; and there is too little compute in a unit to hide the next one's. The machine's own link
+# shows a price, too: hooks, copies, waiting.
 #
-# Memory has no U: it goes on falling, by less and less.
+# Memory has no U: from the Decoder on it falls, by less and less. Most of what is left are
+# activations, on so small a model.
 
 # %% [markdown]
 # *How to read the times.* Two ranks, so that each has a processor of its own even on a small machine,
@@ -556,7 +558,7 @@ ORDERS = {
     "outside": {"checkpoint": "outside"},
     "outside, frees": {"checkpoint": "outside", "recompute_reshards": True},
 }
-ordered = ranks.run(compared, args=(ORDERS,), world_size=2, timeout=300)
+ordered = ranks.run(compared, args=(ORDERS, LINK, 1), world_size=2, timeout=300)
 known = {name: predicted(**setting) for name, setting in ORDERS.items()}
 alt = "Without a checkpoint the peak is highest; with one it is the same in all three orders."
 sweep("checkpoint", settings(ordered, known), alt)
@@ -581,8 +583,8 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 
 # %%
-def of_pytorch(api, where):
-    """All_gathers of a second step."""
+def all_gathers(api, where):
+    """How many PyTorch issues in a second step."""
     model = models.build(lab)
     units = checkpointed(model, where)
     if api == "fully_shard":
@@ -600,10 +602,13 @@ def of_pytorch(api, where):
 
 
 # %%
-for api in ("fully_shard", "FSDP1"):
-    for where in ("inside", "outside"):
-        gathers = ranks.run(of_pytorch, args=(api, where), world_size=2)[0]
-        print(f"{api}, checkpoint {where}: {gathers} all_gathers")
+def of_pytorch():
+    asked = [(api, where) for api in ("fully_shard", "FSDP1") for where in ("inside", "outside")]
+    return {each: all_gathers(*each) for each in asked}
+
+
+for (api, where), gathers in ranks.run(of_pytorch, world_size=2)[0].items():
+    print(f"{api}, checkpoint {where}: {gathers} all_gathers")
 
 # %% [markdown]
 # So it is true of FSDP1 with a reentrant checkpoint outside. PyTorch's `fully_shard` leaves the
@@ -688,7 +693,7 @@ measure.receipt("offloaded, each rank, one step", due, ranks.run(crossed, world_
 
 # %% tags=["nbval-ignore-output"]
 PLACES = {"on the device": {}, "offloaded": {"offload": True}}
-placed = ranks.run(compared, args=(PLACES,), world_size=2, timeout=300)
+placed = ranks.run(compared, args=(PLACES, LINK, 1), world_size=2, timeout=300)
 offloading = replace(FSDP2, offload="all")
 known = {"on the device": predicted(), "offloaded": predicted(strategy=offloading, host=True)}
 alt = "Both have about the same peak, as the host's memory counts, too."
@@ -751,7 +756,7 @@ check("09-hsdp", hsdp)
 # %%
 BETWEEN = {"bandwidth": 40e6, "latency": 1.5e-3, "node": 2}  # ranks 0 and 1 are a node
 SHAPES = {"4x1": {"mesh": (4, 1)}, "2x2": {"mesh": (2, 2)}, "1x4": {"mesh": (1, 4)}}
-shaped = ranks.run(compared, args=(SHAPES, BETWEEN), timeout=300)
+shaped = ranks.run(compared, args=(SHAPES, BETWEEN, 1), timeout=300)
 print("losses:", {round(found["loss"], 4) for found in shaped[0].values()})
 for name, setting in SHAPES.items():
     strategy = specs.Strategy("hsdp", gpus=4, gpus_per_node=setting["mesh"][1])
@@ -777,15 +782,17 @@ sweep("replicas x shards", settings(shaped, known), alt)
 
 
 # %%
-def norms(mesh):
-    job = Job(mesh=mesh)
-    job.model.loss(tokens[dist.get_rank() :: 4]).backward()
-    over_all = global_norm(*(p.grad for p in job.model.parameters()))
-    return job.fsdp.clip_grad_norm_(1.0), over_all
+def norms():
+    found = {}
+    for name, setting in SHAPES.items():
+        job = Job(**setting)
+        job.model.loss(tokens[dist.get_rank() :: 4]).backward()
+        over_all = global_norm(*(p.grad for p in job.model.parameters()))
+        found[name] = job.fsdp.clip_grad_norm_(1.0), over_all
+    return found
 
 
-for name, setting in SHAPES.items():
-    right, over_all = ranks.run(norms, args=(setting["mesh"],))[0]
+for name, (right, over_all) in ranks.run(norms)[0].items():
     print(f"{name}: {right:.4f}; over all ranks {over_all:.4f}, {over_all / right:.3f} times")
 
 # %% [markdown]

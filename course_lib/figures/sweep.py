@@ -70,7 +70,7 @@ class Sweep:
         _draw_memory(memory, self.settings)
         _draw_time(time, self.settings)
         for axes in (memory, time):
-            names = [_in_lines(setting.name) for setting in self.settings]
+            names = [_in_lines(x.name, 40 // len(self.settings)) for x in self.settings]
             axes.set_xticks(range(len(names)), names, fontsize=8)
             axes.set_xlim(-0.6, len(names) - 0.4)
             axes.spines[["top", "right"]].set_visible(False)
@@ -177,11 +177,11 @@ def _legend(axes: Axes) -> None:
     )  # fmt: skip
 
 
-def _in_lines(name: str) -> str:
-    """Broken after words, where a line has eight letters or more."""
+def _in_lines(name: str, letters: int) -> str:
+    """Broken between words, such that a line has so many letters, or is one word."""
     lines = [""]
     for word in name.split():
-        if len(lines[-1]) + len(word) > 8 and lines[-1]:
+        if lines[-1] and len(lines[-1]) + len(word) > letters:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
     return "\n".join(lines)

@@ -127,13 +127,17 @@ class LiveBytes(TorchDispatchMode):
         self._put([*each, *kept(self._optimizer, "parameter_tensors")], "parameters")
         gradients = [p.grad for p in each if p.grad is not None]
         self._put([*gradients, *kept(self._optimizer, "gradient_tensors")], "gradients")
-        if self._optimizer is not None:
+        if self._optimizer is not None and not self._in_backward():  # it makes states in its step
             self._put(state_tensors(self._optimizer), "optimizer_states")
 
     def _put(self, tensors: Iterable[torch.Tensor], category: str) -> None:
         for tensor in tensors:
+            storage = _local(tensor).untyped_storage()
+            key = id(storage)
+            known = self._known.get(key)
+            if known and known[0] == category and known[1] == storage.nbytes():
+                continue  # nearly always: this runs at each change
             self._add(tensor, category)
-            key = id(_local(tensor).untyped_storage())
             before, nbytes, reference = self._known[key]
             if before != category:
                 self._live[before] -= nbytes
@@ -187,4 +191,5 @@ def _is_dtensor(kind: type) -> bool:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor._local_tensor if _is_dtensor(type(tensor)) else tensor
+    kind = type(tensor)
+    return tensor if kind in PLAIN or not _is_dtensor(kind) else tensor._local_tensor

@@ -47,7 +47,8 @@ def _count(
 
 def _cases(order: str, recompute_frees: bool, blocks: int, micro_batches: int) -> list[Case]:
     frees = "frees" if recompute_frees else "frees nothing"
-    name = f"{order}, recomputing {frees}, {blocks} blocks, {micro_batches} micro-batches"
+    each = f"{micro_batches} micro-batch" + "es" * (micro_batches > 1)
+    name = f"{order}, recomputing {frees}, {blocks} blocks, {each}"
     return [Case(name, (order, recompute_frees, blocks, micro_batches), part) for part in PARTS]
 
 

@@ -101,6 +101,15 @@ EXPOSED = Exercise(
             "That is what compute covers: hidden communication. Exposed is the rest.",
         ),
         Misconception(
+            "each pair by itself",
+            lambda communication, compute: (
+                _length(communication) - _covered(communication, compute)
+            ),
+            "You go through pairs of spans, and count moments more than once: where two "
+            "collectives are under way at a time, and where one span of compute lies within "
+            "another.",
+        ),
+        Misconception(
             "two gathers counted twice",
             lambda communication, compute: sum(exposed([span], compute) for span in communication),
             "Where two collectives are under way at the same time, you count that time twice. One "

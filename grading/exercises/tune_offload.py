@@ -55,7 +55,8 @@ def _bill(
 def _cases(
     root: int, blocks: int, ranks: int, micro_batches: int, pcie: float, memory: float
 ) -> list[Case]:
-    name = f"root {root:,}, blocks {blocks:,}, {ranks} ranks, {micro_batches} micro-batches"
+    each = f"{micro_batches} micro-batch" + "es" * (micro_batches > 1)
+    name = f"root {root:,}, blocks {blocks:,}, {ranks} ranks, {each}"
     args = (root, blocks, ranks, micro_batches, pcie, memory)
     return [Case(name, args, part) for part in PARTS]
 
