@@ -91,7 +91,7 @@ EXPOSED = Exercise(
         ),
         Misconception(
             "the difference of the sums",
-            lambda communication, compute: max(0.0, _length(communication) - _length(compute)),
+            lambda communication, compute: _length(communication) - _length(compute),
             "You subtract one sum from the other, as if all compute covered something. It matters "
             "when each happens: compute covers what is on the link at that moment.",
         ),

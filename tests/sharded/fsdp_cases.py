@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
-from zero_cases import close
+from zero_cases import STEPS, close
 
 from course_lib import ranks
 from course_lib.sharded import wrapping
@@ -137,7 +137,6 @@ class Case:
     no_sync: bool = False  # but in the last micro-batch
     max_norm: float = math.inf
     evaluates: bool = False
-    steps: int = 6  # 20 where numbers are the point
     log: str = "same"
 
     @property
@@ -213,15 +212,15 @@ def train(case: Case) -> dict[str, dict]:
 
 def _steps(case: Case, model, optimizer, synchronize: Callable, clip: Callable) -> dict:
     losses, norms = [], []
-    for n in range(case.steps):
-        if n == case.steps - 1:
+    for n in range(STEPS):
+        if n == STEPS - 1:
             _mark()
         for micro in range(case.micro_batches):
             synchronize(not case.no_sync or micro == case.micro_batches - 1)
             loss = model(n, dist.get_rank(), micro)
             losses.append(loss.item())
             (loss / case.micro_batches).backward()
-        if n == case.steps - 1:
+        if n == STEPS - 1:
             _mark()
         if case.clips(n):
             norms.append(clip())
@@ -250,7 +249,7 @@ def alone(case: Case, world_size: int) -> dict:
     model = case.model()
     optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
     losses, norms = [[] for _ in range(world_size)], []
-    for n in range(case.steps):
+    for n in range(STEPS):
         for rank in range(world_size):
             for micro in range(case.micro_batches):
                 loss = model(n, rank, micro)

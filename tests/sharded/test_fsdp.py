@@ -1,7 +1,7 @@
 """FSDP trains as PyTorch's fully_shard and as one process do, and sends what fully_shard sends.
 
-Losses, norms and parameters are the same within rounding, over 20 steps, or 6 where the order of
-events is the point. Collectives are the same in kind, order, elements and dtype. Where they differ:
+Losses, norms and parameters are the same within rounding, over 20 steps. Collectives are the same
+in kind, order, elements and dtype. Where they differ:
 
 one rank          fully_shard issues no collectives, ours go the same way as on many ranks.
 replicas          fully_shard begins the all_reduce of a unit's gradients right after its
@@ -33,7 +33,6 @@ from fsdp_cases import (
 )
 from torch import nn
 from zero_cases import (
-    STEPS,
     TIED,
     Decoder,
     one_thread,  # noqa: F401 (a fixture)
@@ -43,7 +42,6 @@ from course_lib.sharded import wrapping
 
 RESHARDS = "reshard_after_forward"
 CLIPPED = {"max_norm": 0.05}
-LONG = {"steps": STEPS}
 
 
 def ahead(count: int, **options) -> dict:
@@ -59,25 +57,25 @@ def linears(model: nn.Module) -> list[nn.Module]:
 
 
 FEATURES = {
-    "freed": Case(**CLIPPED, **LONG),
-    "kept": Case(options={RESHARDS: False}, **LONG),
+    "freed": Case(**CLIPPED),
+    "kept": Case(options={RESHARDS: False}),
     "nothing ahead": Case(options=ahead(0), log="sorted"),
     "two ahead": Case(options=ahead(2)),
     "three ahead, kept": Case(options=ahead(3, **{RESHARDS: False})),
     "one way at a time": Case(options={"gathers": 1, "forward_prefetch": 3}),
-    "16 bits": Case(options={"precision": BF16}, **LONG),
+    "16 bits": Case(options={"precision": BF16}),
     "16 bits, offload, no sync": Case(
         options={"precision": BF16, "offload": True}, micro_batches=2, no_sync=True
     ),
-    "frozen in units": Case(frozen("up", "stem.bias"), **CLIPPED, **LONG),
+    "frozen in units": Case(frozen("up", "stem.bias"), **CLIPPED),
     "frozen units": Case(frozen("blocks.1", "stem"), options={RESHARDS: False}),
     "frozen, checkpointed": Case(partial(frozen("blocks.0", "stem"), outside(False))),
     "tied": Case(tied_in_a_unit, micro_batches=2),
     "accumulation": Case(micro_batches=3, **CLIPPED),
-    "accumulation, no sync": Case(micro_batches=3, no_sync=True, **CLIPPED, **LONG),
-    "offload": Case(options={"offload": True}, **CLIPPED, **LONG),
+    "accumulation, no sync": Case(micro_batches=3, no_sync=True, **CLIPPED),
+    "offload": Case(options={"offload": True}, **CLIPPED),
     "checkpoint(unit)": Case(partial(Tower, outside(False))),
-    "checkpoint(unit), reentrant": Case(partial(Tower, outside(True)), **LONG),
+    "checkpoint(unit), reentrant": Case(partial(Tower, outside(True))),
     "unit(checkpoint)": Case(inside(False)),
     "unit(checkpoint), reentrant": Case(inside(True), options={"precision": BF16}),
     "every Linear": Case(wrap=linears),
@@ -95,12 +93,12 @@ FEATURES = {
 }
 ON_FOUR = {
     "freed": Case(**CLIPPED),
-    "resharded to two": Case(options={RESHARDS: 2}, **LONG),
+    "resharded to two": Case(options={RESHARDS: 2}),
     "resharded to two, checkpointed": Case(partial(Tower, outside(True)), options={RESHARDS: 2}),
     "resharded to two, evaluation": Case(
         options={RESHARDS: 2}, evaluates=True, log="the root is gathered once more"
     ),
-    "replicas": Case(shape=(2, 2), **CLIPPED, **LONG, log="sorted"),
+    "replicas": Case(shape=(2, 2), **CLIPPED, log="sorted"),
     "replicas, no sync, 16 bits": Case(
         options={"precision": BF16}, shape=(2, 2), micro_batches=2, no_sync=True, log="sorted"
     ),
