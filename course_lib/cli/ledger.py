@@ -1,7 +1,9 @@
 """`course ledger`: what a job holds and communicates on each rank, from arithmetic alone.
 
 It answers at once, so it stays with the pure floors; even rich is imported for the table alone.
-What later lessons add to the ledger is named as not counted yet, and is absent from the JSON.
+First comes what an engineer asks: does it fit, by what margin, what is the peak made of, and which
+one change would help most. Then the tables. A bare count of parameters has no activations, so its
+peak is not known, and is absent from the JSON.
 """
 
 import json
@@ -12,12 +14,16 @@ from typing import Annotated
 from typer import Option
 
 from course_lib import comm, specs
+from course_lib.cli.explain import explained
 from course_lib.comm import table as comm_table
 from course_lib.errors import CourseError
-from course_lib.ledger import COLOURS, Ledger, buffers, gib, model_states
+from course_lib.ledger import COLOURS, LABELS, Ledger, Peak, buffers, gib, model_states, peak
+from course_lib.ledger.advice import Change, best_change
+from course_lib.ledger.execution import CUDA
 from course_lib.ledger.table import HEAD, notes, rows, title
 
-NOT_COUNTED = "Not counted yet: activations, logits, the true peak, and the allocator's reserve."
+NO_PEAK = "A bare count of parameters: its activations, and so the peak of a step, are not known."
+OUTSIDE = "Outside of the allocator: the CUDA context, 0.5 to 0.9 GiB, and NCCL's buffers."
 
 
 def _names(names) -> str:
@@ -57,10 +63,13 @@ def ledger(
         str, Option(metavar="NAME", help="To the host: " + _names(specs.OFFLOADED))
     ] = "none",
     trainable: Annotated[float, Option(help="Fraction that is not frozen, 0 to 1.")] = 1.0,
+    explain: Annotated[
+        bool, Option("--explain", help="Say where each byte of the peak comes from.")
+    ] = False,
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Predict, for the rank that has most, the bytes of a job's model states, of its buffers and of
-    a step's communication."""
+    """Predict, for the rank that has most, the peak of a step, the bytes of a job's model states
+    and of its buffers, and a step's communication."""
     spec = _model(model, config)
     recipe = specs.Recipe(
         precision, optimizer, micro_batch, seq_len, grad_accum, checkpointing, trainable
@@ -72,17 +81,45 @@ def ledger(
     passing = buffers(spec, recipe, spread, prefetch=prefetch)
     plan = comm.step(spec, recipe, spread)
     moved = comm.offloaded(spec, recipe, spread)
+    most = change = None
+    if not spec.is_bare:
+        tuning = {"prefetch": prefetch, "gathers": max(prefetch, 1)}
+        most = peak(spec, recipe, spread, CUDA, **tuning)
+        if not as_json:
+            change = best_change(spec, recipe, spread, CUDA, **tuning)
     if as_json:
         job = {"model": spec.name, "strategy": strategy, "gpu": gpu, "prefetch": prefetch}
         job |= asdict(spread) | asdict(recipe) | ({"config": config} if config else {})
         del job["name"]  # the strategy's, which it has already
         told = {"job": job, **predicted.to_dict()}
         told["bytes"] |= passing.by_category()
+        told |= _told(told["bytes"], most)
         told["lines"] += passing.to_dict()["lines"]
         told["communication"] = plan.to_dict() | {"offload": asdict(moved)}
         print(json.dumps(told, indent=2))
     else:
-        _print_tables(predicted, passing, plan, moved, device)
+        _print_tables(predicted, passing, plan, moved, device, most, change)
+        if explain and most:
+            print()
+            for line in explained(spec, recipe, spread, CUDA, most):
+                print(line)
+
+
+def _told(states: dict[str, int], most: Peak | None) -> dict:
+    """What JSON has of a peak: its parts that are no model states and no buffers, and where it is.
+
+    `at_peak` are all its parts, which add up to it.
+    """
+    if most is None:
+        return {}
+    parts = {name: most.by_category.get(name, 0) for name in ("activations", "logits", "other")}
+    reserved = {"reserved_low": most.bytes, "reserved_high": most.apart}
+    allocated = {"peak_allocated": most.bytes}
+    return {
+        "bytes": states | parts | allocated | reserved,
+        "peak_at": most.at,
+        "at_peak": most.by_category,
+    }
 
 
 def _reshard(freed: bool, to: int) -> bool | int:
@@ -109,6 +146,8 @@ def _print_tables(
     plan: comm.Plan,
     moved: comm.Offloaded,
     device: specs.Gpu,
+    most: Peak | None,
+    change: Change | None,
 ) -> None:
     from rich.console import Console
 
@@ -121,6 +160,9 @@ def _print_tables(
     traffic.add_row(*total, style="bold")
     console = Console(highlight=False, soft_wrap=True)
     console.print(title(predicted), markup=False)
+    if most:
+        console.print("\n".join(_answer(most, change, device)), markup=False)
+        console.print()
     console.print(_memory(predicted, HEAD))
     console.print("\n".join([*notes(predicted), _verdict(predicted.total, device)]), markup=False)
     if passing.lines:
@@ -132,7 +174,28 @@ def _print_tables(
     console.print(traffic)
     if moved.total:
         console.print(f"Between GPU and host: {moved}", markup=False)
-    console.print(NOT_COUNTED, markup=False)
+    console.print(OUTSIDE if most else NO_PEAK, markup=False)
+
+
+def _answer(most: Peak, change: Change | None, device: specs.Gpu) -> list[str]:
+    """Does it fit, what is the peak made of, and what would help."""
+    room = device.memory_bytes
+    spare = room - most.bytes
+    fits = f"fits, {gib(spare)} to spare" if spare >= 0 else f"does not fit, {gib(-spare)} too much"
+    parts = sorted(most.by_category.items(), key=lambda part: -part[1])
+    made_of = ", ".join(
+        f"{LABELS[name]} {gib(nbytes)}" for name, nbytes in parts if nbytes >= 2**20
+    )
+    helps = "No single change lowers it by 2%."
+    if change:
+        lower = gib(most.bytes - change.peak.bytes)
+        helps = f"What would lower it most, by {lower} to {gib(change.peak.bytes)}: {change.what}."
+    return [
+        f"Peak of a step: {gib(most.bytes)} in the {gib(room)} of {device.name}: {fits}.",
+        f"It is made of {made_of}.",
+        f"It comes {most.when}. The allocator reserves {gib(most.bytes)} to {gib(most.apart)}.",
+        helps,
+    ]
 
 
 def _memory(ledger: Ledger, head: Sequence[str], chosen=None):

@@ -14,6 +14,7 @@ rebuild_buckets) and torch/nn/parallel/distributed.py.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from course_lib.specs import ModelSpec, TensorSpec
 from course_lib.specs.checking import whole
@@ -73,6 +74,7 @@ def flat_piece(bucket_bytes: int, itemsize: int, ranks: int) -> int:
     return max(bucket_bytes // itemsize // ranks, 1)
 
 
+@lru_cache(maxsize=64)
 def in_use_order(model: ModelSpec) -> tuple[TensorSpec, ...]:
     """The parameter tensors in the order in which forward uses them.
 

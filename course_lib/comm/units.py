@@ -14,6 +14,7 @@ fully_shard does unless it is told. A bare count is one block of one tensor.
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 
 from course_lib.comm.buckets import in_use_order
@@ -50,24 +51,45 @@ def units(
 
     Errors: CourseError where a name is that of no module that has parameters.
     """
-    ranks, tensors = strategy.shard_ranks, in_use_order(model)
+    return _units(model, strategy, None if by_hand is None else frozenset(by_hand))
+
+
+@lru_cache(maxsize=64)
+def _units(
+    model: ModelSpec, strategy: Strategy, by_hand: frozenset[str] | None
+) -> tuple[Unit, ...]:
+    ranks = strategy.shard_ranks
     if strategy.name == "zero3":
-        modules = [(name, tuple(module)) for name, module in groupby(tensors, key=_beside)]
-        groups = _tied(modules) if model.tied_embeddings else modules
         return tuple(
             Unit(x, sum(flat_shard(tensor.numel, ranks) for tensor in x), name=name)
-            for name, x in groups
+            for name, x in _beside_blocks(model)
         )
-    chosen = _wrapped(model, strategy.wrap) if by_hand is None else _known(by_hand, tensors)
     return tuple(
-        Unit(tuple(x), sum(row_shard(tensor, ranks) for tensor in x), name == ROOT, name)
-        for name, x in _assigned(model, chosen).items()
-        if x
+        Unit(x, sum(row_shard(tensor, ranks) for tensor in x), name == ROOT, name)
+        for name, x in _by_modules(model, strategy.wrap, by_hand)
     )
+
+
+@lru_cache(maxsize=64)
+def _beside_blocks(model: ModelSpec) -> tuple[tuple[str, tuple[TensorSpec, ...]], ...]:
+    """zero3's units, however many ranks there are."""
+    modules = [(name, tuple(x)) for name, x in groupby(in_use_order(model), key=_beside)]
+    return tuple(_tied(modules) if model.tied_embeddings else modules)
+
+
+@lru_cache(maxsize=64)
+def _by_modules(
+    model: ModelSpec, wrap: str, by_hand: frozenset[str] | None
+) -> tuple[tuple[str, tuple[TensorSpec, ...]], ...]:
+    """fsdp's units, however many ranks there are."""
+    chosen = _wrapped(model, wrap) if by_hand is None else _known(by_hand, in_use_order(model))
+    return tuple((name, tuple(x)) for name, x in _assigned(model, chosen).items() if x)
 
 
 def plain(name: str) -> str:
     """The name that a module or a parameter has without checkpoints around modules."""
+    if WRAPPED not in name:
+        return name
     return ".".join(part for part in name.split(".") if part != WRAPPED)
 
 

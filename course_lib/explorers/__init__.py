@@ -5,5 +5,13 @@ from course_lib.explorers.ladder import ladder
 from course_lib.explorers.life_cycle import life_cycle
 from course_lib.explorers.memory import memory_ledger
 from course_lib.explorers.network import network_price
+from course_lib.explorers.step_memory import step_memory
 
-__all__ = ["bucket_overlap", "ladder", "life_cycle", "memory_ledger", "network_price"]
+__all__ = [
+    "bucket_overlap",
+    "ladder",
+    "life_cycle",
+    "memory_ledger",
+    "network_price",
+    "step_memory",
+]

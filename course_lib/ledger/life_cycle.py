@@ -74,6 +74,7 @@ class LifeCycle:
         self.gathers, self.recompute_reshards = gathers, recompute_reshards
         self.widen, self.moves, self.copies = widen, moves, copies
         self.held: Counter[str] = Counter()
+        self.in_flight = 0  # units that are being gathered
         self.synchronizing = True
         self.running_backward = False
         self.forward_order: list[Life] = []
@@ -111,7 +112,7 @@ class LifeCycle:
         if unit in order:
             place = order.index(unit) + 1
             for other in order[place : place + count]:
-                if sum(x.state == GATHERING for x in self.units) < self.gathers:
+                if self.in_flight < self.gathers:
                     self._gather(other)
 
     # Backward.
@@ -157,6 +158,7 @@ class LifeCycle:
             unit.from_near = unit.is_near
             self.held[GATHER] += unit.whole + (0 if unit.from_near else unit.sent)
             unit.state = GATHERING
+            self.in_flight += 1
 
     def _unshard(self, unit: Life) -> None:
         if unit.state == WHOLE or not unit.whole:
@@ -166,6 +168,7 @@ class LifeCycle:
         self.see("copy out of what was gathered")
         self.held[GATHER] -= unit.whole + (unit.near if unit.from_near else unit.sent)
         unit.state, unit.is_near = WHOLE, False
+        self.in_flight -= 1
 
     def _reshard(self, unit: Life, to_near: bool = False) -> None:
         if unit.state == SHARDED and to_near:
@@ -174,6 +177,7 @@ class LifeCycle:
             unit.is_near = False
             self.held[GATHER] -= unit.near
         if unit.state == GATHERING:
+            self.in_flight -= 1
             self.held[GATHER] -= unit.whole + (0 if unit.from_near else unit.sent)
         elif unit.state == WHOLE:
             if to_near:

@@ -13,6 +13,7 @@ A bare count has no tensors to cut one by one, and is cut flat under every strat
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from course_lib.specs import ModelSpec, Recipe, Strategy
 from course_lib.specs.padding import flat_shard, row_shard
@@ -62,11 +63,13 @@ def _flat(count: int, ranks: int, part: str, buffers: int) -> Share:
     return Share(elements, buffers, ", ".join(words))
 
 
+@lru_cache(maxsize=256)
 def _by_tensor(model: ModelSpec, ranks: int) -> tuple[int, str]:
     held = sum(flat_shard(tensor.numel, ranks) for tensor in model.tensors())
     return held, _words("elements", held, model, ranks)
 
 
+@lru_cache(maxsize=256)
 def _by_row(model: ModelSpec, ranks: int) -> tuple[int, str]:
     held = sum(row_shard(tensor, ranks) for tensor in model.tensors())
     return held, _words("rows", held, model, ranks)

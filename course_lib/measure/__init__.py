@@ -4,12 +4,12 @@
 `predicted_peak` says what it will hold at most, from one process's `work`.
 """
 
+from course_lib.ledger.peak import Peak, predicted_peak
+from course_lib.ledger.work import Event
 from course_lib.measure.live import model_state_bytes, storage_bytes
-from course_lib.measure.peak import predicted_peak
 from course_lib.measure.receipt import Receipt, receipt
-from course_lib.measure.replay import Peak
 from course_lib.measure.tracker import LiveBytes, Moment
-from course_lib.measure.work import Event, work
+from course_lib.measure.work import work
 
 __all__ = [
     "Event",

@@ -8,29 +8,14 @@ computed again within backward is there as it was: modules are entered again, an
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import nn
 
+from course_lib.ledger.work import Event
 from course_lib.measure.live import storage_bytes
 from course_lib.measure.tracker import LiveBytes
-
-
-@dataclass(frozen=True)
-class Event:
-    """What is live besides parameters and complete gradients: bytes now, and the most since the
-    event before. The gradient that an event completes is still among them, and gone after it.
-
-    `kind` is 'enter', 'leave', 'reach' or 'through', of the module called `name` ('' is the model),
-    or 'gradient', of the parameter called `name`; 'end' is that of the micro-batch.
-    """
-
-    kind: str
-    name: str
-    now: int
-    most: int
 
 
 def work(model: nn.Module, loss: Callable[[], torch.Tensor]) -> tuple[Event, ...]:
@@ -76,7 +61,10 @@ def work(model: nn.Module, loss: Callable[[], torch.Tensor]) -> tuple[Event, ...
             hooks.append(parameter.register_post_accumulate_grad_hook(partial(complete, name)))
     try:
         with LiveBytes(model) as live:
-            loss().backward()
+            output = loss()
+            note("loss", "")
+            output.backward()
+            del output
             note("end", "")
     finally:
         for hook in hooks:

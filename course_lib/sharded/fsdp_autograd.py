@@ -40,12 +40,14 @@ def watched(after: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 def _over_inputs(function: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    def over(value):
-        if isinstance(value, torch.Tensor):
-            return function(value) if value.requires_grad else value
-        return tuple([over(x) for x in value]) if type(value) is tuple else value
+    return _over(function, args), {name: _over(function, x) for name, x in kwargs.items()}
 
-    return over(args), {name: over(value) for name, value in kwargs.items()}
+
+def _over(function: Callable, value):
+    # No function within a function that calls itself: that is a cycle, which holds its inputs.
+    if isinstance(value, torch.Tensor):
+        return function(value) if value.requires_grad else value
+    return tuple([_over(function, x) for x in value]) if type(value) is tuple else value
 
 
 def tensors(tree) -> Iterator[torch.Tensor]:

@@ -88,6 +88,11 @@ class ModelSpec:
         return () if self.is_bare else tuple(_parts(self).block)
 
     @property
+    def blocks(self) -> str:
+        """The name of the module that has the blocks; '' for a bare count."""
+        return "" if self.is_bare else _parts(self).blocks
+
+    @property
     def parameters(self) -> int:
         """Number of parameters; a tensor that is used twice counts once."""
         return self.count or _numel(self)

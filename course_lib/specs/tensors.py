@@ -14,6 +14,7 @@ Sizes: H hidden, V vocabulary, I the MLP's inner size, D a head's; Q = heads · 
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class TensorSpec:
     layer: int | None = None
     expert: int | None = None
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from course_lib.cli import main
+from course_lib.specs import MODEL_STATES
 
 
 def course(capsys, monkeypatch, *arguments) -> tuple[int, str, str]:
@@ -59,7 +60,7 @@ def test_the_papers_model_on_64_gpus(ledger):
     }
 
 
-def test_what_is_not_computed_yet_is_absent(ledger):
+def test_of_a_bare_count_there_is_no_peak(ledger):
     data = json.loads(ledger(*PAPER, "--json")[1])
     assert set(data["bytes"]) == {
         *("parameters", "gradients", "optimizer_states"),
@@ -129,7 +130,8 @@ def test_tuning_fsdp_changes_buffers_and_communication_and_no_model_states(ledge
         job = ("--model", "llama3-8b", "--strategy", "fsdp", "--gpus", 64, *flags, "--json")
         data = json.loads(ledger(*job)[1])
         buffers = [data["bytes"].pop(name) for name in ("gather_buffers", "reduce_buffers")]
-        return buffers, data["bytes"], data["communication"]
+        states = {name: data["bytes"][name] for name in MODEL_STATES}
+        return buffers, states, data["communication"]
 
     (gather, reduce), states, moved = told()
     again = told("--prefetch", 3)
@@ -152,7 +154,7 @@ def test_tuning_fsdp_changes_buffers_and_communication_and_no_model_states(ledge
 
 def test_buffers_are_shown_without_a_total(ledger):
     job = ("--model", "lab-25m", "--strategy", "fsdp", "--gpus", 4)
-    memory, buffers, communication = ledger(*job, "--offload", "all")[1].split("\n\n")
+    _, memory, buffers, communication = ledger(*job, "--offload", "all")[1].split("\n\n")
     assert "total on the GPU" in memory and "total" not in buffers
     assert buffers.startswith("at most at once")
     assert "■ gather buffers" in buffers and "backward of model.layers.7" in buffers
@@ -172,8 +174,48 @@ def test_the_tables_have_a_verdict_communication_and_what_is_missing(ledger):
     assert head.split() == ["per", "rank", "and", "step", "count", "bytes", "why"]
     assert total.split() == ["total", "3", "44,296,875,000", "41.25", "GiB"]
     assert missing == (
-        "Not counted yet: activations, logits, the true peak, and the allocator's reserve."
+        "A bare count of parameters: its activations, and so the peak of a step, are not known."
     )
+
+
+def test_the_answer_comes_first(ledger):
+    job = ("--model", "llama3-8b", "--strategy", "fsdp", "--gpus", 64, "--seq-len", 8192)
+    job += ("--precision", "fsdp-bf16")
+    code, out, _ = ledger(*job)
+    answer, *_ = out.split("\n\n")
+    _, fits, parts, when, helps = answer.splitlines()
+    data = json.loads(ledger(*job, "--json")[1])
+    held = data["bytes"]
+    most, spare = held["peak_allocated"] / 2**30, 80 - held["peak_allocated"] / 2**30
+    assert code == 0
+    assert fits == (
+        f"Peak of a step: {most:.2f} GiB in the 80.00 GiB of h100-sxm-80: "
+        f"fits, {spare:.2f} GiB to spare."
+    )
+    assert parts.startswith("It is made of activations ") and "logits 11.74 GiB" in parts
+    assert when.startswith("It comes in the loss's backward. The allocator reserves ")
+    assert helps.endswith(": full checkpointing.")
+    lower = json.loads(ledger(*job, "--checkpointing", "full", "--json")[1])
+    assert f"to {lower['bytes']['peak_allocated'] / 2**30:.2f} GiB" in helps
+    assert "Outside of the allocator" in out
+
+
+def test_the_parts_of_the_peak_add_up(ledger):
+    data = json.loads(ledger("--model", "gpt2-xl", "--strategy", "zero2", "--gpus", 8, "--json")[1])
+    held, parts = data["bytes"], data["at_peak"]
+    assert sum(parts.values()) == held["peak_allocated"] == held["reserved_low"]
+    assert held["reserved_low"] < held["reserved_high"]
+    for name in ("activations", "logits", "other"):
+        assert held[name] == parts.get(name, 0)
+    assert held["parameters"] == parts["parameters"]
+    assert data["peak_at"]
+
+
+def test_a_job_without_a_better_neighbour(ledger):
+    """One rank, all frozen, and few tokens: what is left are the parameters."""
+    job = ("--model", "llama3-8b", "--trainable", 0.0, "--seq-len", 16)
+    job += ("--precision", "pure-bf16")
+    assert "No single change lowers it by 2%." in ledger(*job)[1]
 
 
 def test_a_model_that_does_not_fit(ledger):
@@ -229,3 +271,18 @@ def test_json_is_printed_without_rich_or_torch():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert json.loads(done.stdout)["parameters_total"] == 124_439_808
     assert done.stderr.strip() == "[]"
+
+
+def test_explain_says_where_bytes_come_from(ledger):
+    job = ("--model", "llama3-8b", "--strategy", "fsdp", "--gpus", 8, "--precision", "fsdp-bf16")
+    code, out, _ = ledger(*job, "--explain")
+    states, block, logits, peak = out.split("\n\n")[-4:]
+    parts = [line for line in block.splitlines() if line.startswith("  ")]
+    each = [int(line.split(" B = ")[0].split()[-1].replace(",", "")) for line in parts]
+    assert code == 0
+    assert "Source: PyTorch, torch.distributed.fsdp.fully_shard." in states
+    assert f"A block keeps {sum(each):,} bytes for backward" in block
+    assert f"2,048 tokens × 128,256 = {2048 * 128_256:,}" in logits
+    data = json.loads(ledger(*job, "--json")[1])
+    for nbytes in (*data["at_peak"].values(), data["bytes"]["peak_allocated"]):
+        assert f"{nbytes:,} B" in peak

@@ -1,6 +1,8 @@
 """What users do with FSDP that nobody told them to: it goes on as one process would."""
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -286,3 +288,20 @@ def test_writing_to_an_input_in_place_is_an_error():
 
     with pytest.raises(ranks.RankError, match="is a view and is being modified inplace"):
         ranks.run(fn, world_size=1)
+
+
+def test_a_unit_holds_no_input_after_backward():
+    """Not even until the garbage collector comes: nothing refers to itself."""
+
+    def fn():
+        torch.set_num_threads(1)
+        model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+        FSDP(model, list(model))
+        inputs = []
+        model[1].register_forward_pre_hook(lambda _, args: inputs.append(weakref.ref(args[0])))
+        gc.collect()
+        gc.disable()
+        model(torch.ones(2, 8)).sum().backward()
+        return [x() is None for x in inputs]
+
+    assert ranks.run(fn, world_size=1)[0] == [True]

@@ -5,10 +5,11 @@ from collections.abc import Iterable
 
 from course_lib.comm.buckets import UNDER_WAY
 from course_lib.comm.units import HEAD, units
-from course_lib.measure.replay import Rank
-from course_lib.measure.work import Event
+from course_lib.ledger.replay import GATHER, REDUCE, Rank
+from course_lib.ledger.work import Event
 from course_lib.specs import TensorSpec
 from course_lib.specs.padding import flat_shard
+from course_lib.specs.recipe import GRADIENTS
 
 
 class Zero3(Rank):
@@ -66,7 +67,7 @@ class Zero3(Rank):
     def on_gradient(self, unit: "_Unit", event: Event) -> None:
         if not unit.has_buffer:
             unit.has_buffer = True
-            self.held += unit.reduced
+            self.held[REDUCE] += unit.reduced
         self.see(event.now, "copy to where it is reduced")
         unit.awaited.remove(event.name)
         self.free_if_done(unit, event.now - self.itemsize * self.sizes[event.name])
@@ -75,19 +76,19 @@ class Zero3(Rank):
         if unit.is_whole:
             return
         if not unit.is_coming:
-            self.held += unit.whole
-        self.held += unit.whole
+            self.held[GATHER] += unit.whole
+        self.held[GATHER] += unit.whole
         self.see(work, "copy out of what was gathered")
-        self.held -= unit.whole
+        self.held[GATHER] -= unit.whole
         unit.is_whole, unit.is_coming = True, False
         place = order.index(unit) + 1
         for other in order[place : place + self.prefetch]:
             if not other.is_whole and not other.is_coming:
                 other.is_coming = True
-                self.held += other.whole
+                self.held[GATHER] += other.whole
 
     def free(self, unit: "_Unit") -> None:
-        self.held -= unit.whole * (unit.is_whole + unit.is_coming)
+        self.held[GATHER] -= unit.whole * (unit.is_whole + unit.is_coming)
         unit.is_whole = unit.is_coming = False
 
     def free_if_done(self, unit: "_Unit", work: int) -> None:
@@ -98,16 +99,16 @@ class Zero3(Rank):
             if len(self.under_way) == UNDER_WAY:
                 self.collect(work)
             self.under_way.append(self.to_issue.popleft())
-            self.held += self.under_way[-1].reduced // self.ranks  # what comes back
+            self.held[REDUCE] += self.under_way[-1].reduced // self.ranks  # what comes back
             self.see(work, "reduce_scatter")
 
     def collect(self, work: int) -> None:
         unit = self.under_way.popleft()
         unit.has_buffer = False
-        self.see(work + unit.reduced, "wait for a reduce_scatter")
-        self.held -= unit.reduced
-        if not self.first:  # else it is kept, as the shard of gradients
-            self.held -= unit.reduced // self.ranks
+        self.see(work, "wait for a reduce_scatter", unit.reduced * self.tuning.copies)
+        self.held[REDUCE] -= unit.reduced + unit.reduced // self.ranks
+        if self.first:  # it is kept, as the shard of gradients
+            self.held[GRADIENTS] += unit.reduced // self.ranks
 
     def end(self, work: int) -> None:
         for unit in self.units:
@@ -120,7 +121,7 @@ class Zero3(Rank):
 
     def step(self) -> None:
         shards = [flat_shard(size, self.ranks) for size in self.sizes.values()]
-        self.update(sum(shards), max(shards))
+        self.update(shards)
 
 
 class _Unit:
