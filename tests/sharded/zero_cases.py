@@ -381,3 +381,10 @@ def check_bytes_and_collectives(
             sent = {kind: sum(e.bytes_per_rank for e in entries) for kind, entries in of.items()}
             assert sent == nbytes, name
             assert {kind: len(entries) for kind, entries in of.items()} == counts, name
+
+
+def assert_small(errors: dict) -> None:
+    """Of peaks from arithmetic alone."""
+    sizes = sorted(map(abs, errors.values()))
+    assert sizes[len(sizes) // 2] <= 0.01, errors
+    assert sizes[-1] <= 0.03, errors
